@@ -1,4 +1,4 @@
-"""Held-out loss of the quickstart's model trained on islands beside data parallelism, at equal tokens, over seeds.
+"""Validation loss of the quickstart's model trained on islands beside data parallelism, at equal tokens, over seeds.
 
     python -m benchmarks.islands --seeds 3 --steps 120
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.held_out import CONFIG, table
 from benchmarks.results import add_json_file, write_json
+from benchmarks.validation_loss import CONFIG, table
 from jaxpar.cli import Parser, command, positive
 
 REFERENCE, QUARTER = "data parallelism", "a quarter of the rows"
@@ -41,8 +41,8 @@ def settings_of(name: str, more: Mapping[str, str]) -> dict[str, Any]:
 def trained(
     settings: Mapping[str, Any], seeds: Sequence[int], steps: int, starts: Mapping[int, Any], first: int = 0
 ) -> Iterator[tuple[int, float, Any]]:
-    """(seed, held-out loss in nats a byte, global weights) after the last step, for each seed of weights and rows; the
-    runs share a compiled step.
+    """(seed, validation loss in nats a byte, global weights) after the last step, for each seed of weights and rows;
+    the runs share a compiled step.
 
     Args:
         settings: of the run.
@@ -54,7 +54,7 @@ def trained(
     import jax
 
     from jaxpar.data import batch_rows, open_data
-    from jaxpar.training.run.batches import heldout_metrics
+    from jaxpar.training.run.batches import validation_metrics
     from jaxpar.training.run.run import Run
 
     overrides = [f"{key}={value}" for key, value in {"run.steps": steps, **SIZE, **settings}.items()]
@@ -70,7 +70,7 @@ def trained(
         for step in range(first, first + steps):
             batch = run.placer(batch_rows(data.train, step, config.data.batch_size, run.placer.rows))
             state, _ = functions.residency.advance(run.compiled, state, batch, arguments)
-        loss = heldout_metrics(config, functions, state.master, data, run.placer)["loss"]
+        loss = validation_metrics(config, functions, state.master, data, run.placer)["loss"]
         yield seed, loss, jax.device_get(state.master)
 
 

@@ -80,7 +80,7 @@ def main() -> None:
                 shown = "  ".join(f"{key} {value:.3f}" for key, value in result.items())
                 print(f"{name:10} lag {lag}  seed {seed}  {shown}", flush=True)
     print(
-        f"\nheld-out success after {options.steps} steps, mean of {options.seeds} seeds; the reward of the last steps"
+        f"\nvalidation success after {options.steps} steps, mean of {options.seeds} seeds; the reward of the last steps"
     )
     print(f"{'':10}" + "".join(f"{f'lag {lag}':>16}" for lag in options.lags))
     for name, by_lag in results.items():
@@ -96,7 +96,7 @@ def fine_tuned(options: Namespace) -> None:
 
 
 def rewarded(options: Namespace, name: str, lag: int, seed: int) -> dict[str, float]:
-    """Held-out success and means over the steps of a run; it is trained where it is not in the folder."""
+    """Validation success and means over the steps of a run; it is trained where it is not in the folder."""
     name = name if lag else "none"  # without a lag nothing is corrected
     run = f"{name}-lag{lag}-{options.steps}-{seed}"
     settings = REWARDED | {"run.init_from": options.folder / "fine_tuned", "run.seed": seed} | CORRECTIONS[name]

@@ -2,7 +2,7 @@
 quickstart's text.
 
 `python -m benchmarks.paris` trains them with the quickstart's model; what is in the folder already is not trained
-again. All are measured on the same held-out documents, of which the router has seen none.
+again. All are measured on the same validation documents, of which the router has seen none.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.held_out import CONFIG, SETTINGS
 from benchmarks.results import add_json_file, write_json
+from benchmarks.validation_loss import CONFIG, SETTINGS
 from jaxpar import mixture
 from jaxpar.cli import Parser, positive
 from jaxpar.data.stdlib import paths
 from jaxpar.data.tokens.token_folder import open_token_folder
-from jaxpar.evaluation.mixture import heldout_rows, log_probabilities, table_of
+from jaxpar.evaluation.mixture import log_probabilities, table_of, validation_rows
 from jaxpar.generation.mixture.source import open_models, read_record
 from jaxpar.interop.sources.saved_weights import SavedWeights
 
@@ -54,7 +54,7 @@ def main() -> int:
     ]
     if code := mixture.main([*arguments, *overrides(settings)]):
         return code
-    nats = dict(read_record(models).heldout)
+    nats = dict(read_record(models).validation)
     for name, steps in (("dense", options.steps * options.clusters), ("share", options.steps)):
         dense = {"run.dir": options.folder, "run.name": name, "data.source": "tokens", "data.path": tokens}
         settings |= dense | {"run.steps": steps}
@@ -70,7 +70,7 @@ def nats_of(run: Path, tokens: Path) -> float:
     """Nats a token of a run, on the rows on which a mixture is measured."""
     (source,) = open_models([run])
     assert isinstance(source, SavedWeights), "a run of all weights"
-    rows = heldout_rows(open_token_folder(tokens, key="--folder"), source.config.data.sequence_length)[1]
+    rows = validation_rows(open_token_folder(tokens, key="--folder"), source.config.data.sequence_length)[1]
     return float(-np.mean(log_probabilities(source, rows)))
 
 
@@ -85,7 +85,7 @@ def write_tokens(folder: Path, tokens: Path) -> None:
     root, text = Path(sysconfig.get_path("stdlib")), folder / "stdlib.jsonl"
     lines = [(root / path).read_bytes().decode(errors="replace") for path in paths(root)]
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines if line))
-    arguments = ["--input", str(text), "--train-bpe", str(BYTES), "--heldout-fraction", "0.08", "--out", str(tokens)]
+    arguments = ["--input", str(text), "--train-bpe", str(BYTES), "--validation-fraction", "0.08", "--out", str(tokens)]
     subprocess.run([sys.executable, "-m", "jaxpar.prepare", *arguments], check=True)
 
 

@@ -1,18 +1,18 @@
-"""Held-out loss of the quickstart's model with quantised messages beside exact ones, over seeds.
+"""Validation loss of the quickstart's model with quantised messages beside exact ones, over seeds.
 
     python -m benchmarks.quantized --folder runs/quantized --seeds 3 --steps 400
 
 Runs are on four ranks of fsdp in one node, where int4 gradients have 4 bits everywhere. The exact run on two ranks adds
 in another order: how far it is from the one on four is what a difference of nothing looks like. A study that was cut
-off goes on (`benchmarks.held_out`).
+off goes on (`benchmarks.validation_loss`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.held_out import add_study, held_out, table
 from benchmarks.results import write_json
+from benchmarks.validation_loss import add_study, table, validation_loss
 from jaxpar.cli import Parser, command
 
 EXACT = "exact"
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     for seed in range(options.seeds):
         for name in options.messages:
             run = name.replace(",", "").replace(" ", "-")
-            losses[name].append(held_out(options, run, seed, {"parallel.fsdp": 4} | MESSAGES[name]))
+            losses[name].append(validation_loss(options, run, seed, {"parallel.fsdp": 4} | MESSAGES[name]))
             print(f"{name}, seed {seed}: {losses[name][-1]:.4f}", flush=True)
     write_json(options.json, losses)
     print(table(losses, EXACT, "messages"))

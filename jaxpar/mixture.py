@@ -18,7 +18,7 @@ TAKEN = ("run.dir", "run.name", "data.source", "data.path")
 EPILOG = """\
 Three stages, each of which continues where it was killed when the same command is repeated: the documents of
 --tokens, a folder that python -m jaxpar.prepare made, in K balanced clusters; K runs of the configuration, each on its
-cluster alone; and a router, fitted on held-out documents. The folder --out is then a MODEL for generate, serve and
+cluster alone; and a router, fitted on validation documents. The folder --out is then a MODEL for generate, serve and
 evaluate. Another machine may take a run: the command prints it. docs/paris.md has more.
 """
 
@@ -72,7 +72,7 @@ def _make(options: argparse.Namespace, top: int) -> int:
     from jaxpar.evaluation.mixture import make_mixture, table_of
 
     record = make_mixture(out, names, tokens, clusters, top, _say)
-    _say(f"\nNats a token of held-out text that the router was not fitted on:\n{table_of(record.heldout)}\n")
+    _say(f"\nNats a token of validation text that the router was not fitted on:\n{table_of(record.validation)}\n")
     _say(f"{named(out)} is a MODEL that mixes {top} of {len(names)} models: python -m jaxpar.generate --model {out}")
     return 0
 

@@ -106,8 +106,8 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
         "(default: the one beside the tokenizer)",
     )
     group.add_argument(
-        "--heldout-fraction", metavar="SHARE", type=float, default=0.005,
-        help="share of the documents to hold out, chosen by a hash of their text (default: 0.005)",
+        "--validation-fraction", metavar="SHARE", type=float, default=0.005,
+        help="share of the documents for validation, chosen by a hash of their text (default: 0.005)",
     )  # fmt: skip
     group.add_argument("--separator", metavar="TOKEN", help="token that ends a document (default: the tokenizer's)")
     group.add_argument(
@@ -251,7 +251,7 @@ def _options(options: argparse.Namespace, out: Path) -> Options:
         text_key=options.text_key,
         format=options.format,
         chat_template=options.chat_template,
-        heldout_fraction=options.heldout_fraction,
+        validation_fraction=options.validation_fraction,
         separator=options.separator,
         choice=_choice(options),
         max_broken=options.max_broken,

@@ -147,13 +147,13 @@ def _is_done(run: Run) -> bool:
 
 
 def _report(runs: Sequence[Run], page: Path) -> int:
-    """Print the held-out losses, the least first, and write the page; the exit code of that."""
+    """Print the validation losses, the least first, and write the page; the exit code of that."""
     from jaxpar.observe.report.figures import last
 
     records = [record for run in runs if (record := _record(run)) is not None]
     loss = last("eval_loss")
     ordered = sorted((value, record.label) for record in records if (value := loss(record)) is not None)
-    print("\nheld-out loss at the end, nats a token")
+    print("\nvalidation loss at the end, nats a token")
     for value, label in ordered:
         print(f"{value:>10.4f}  {label}", flush=True)
     if not records:

@@ -68,7 +68,7 @@ def test_three_stages_make_a_model_and_go_on_where_they_were_killed(made: Path, 
     out = made / "out"
     before = read_record(out)
     assert before.models == ("expert-0", "expert-1") and before.top == 2
-    assert before.heldout["top 2"] <= before.heldout["all alike"] + 1e-3, "a router that knows nothing is as good"
+    assert before.validation["top 2"] <= before.validation["all alike"] + 1e-3, "a router that knows nothing is as good"
     # Killed before the router was written, and while the last run was training.
     (out / RECORD).unlink()
     (out / ROUTER_FILE).unlink()

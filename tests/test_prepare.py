@@ -43,9 +43,9 @@ def arguments(files, out, *more):
 
 
 def test_a_folder_is_made_and_reported(capsys, files, tmp_path):
-    code, out, errors = run(capsys, *arguments(files, tmp_path / "out", "--heldout-fraction", 0.1))
+    code, out, errors = run(capsys, *arguments(files, tmp_path / "out", "--validation-fraction", 0.1))
     assert (code, errors) == (0, "")
-    assert "1 file, " in out and "documents to train on, " in out and "held out, " in out
+    assert "1 file, " in out and "documents to train on, " in out and "for validation, " in out
     assert f"--set data.source=tokens --set data.path={tmp_path / 'out'}" in out
 
 
@@ -69,8 +69,10 @@ def test_inspect_shows_counts_lengths_and_documents(capsys, tmp_path):
     code, out, errors = run(capsys, "--inspect", folder.path, "--documents", 1)
     assert (code, errors) == (0, "")
     assert "uint16 tokens, vocabulary 257, documents end with token 256 ('<|endoftext|>')" in out
-    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith((" train", " heldout"))}
-    for split in ("train", "heldout"):
+    rows = {
+        line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith((" train", " validation"))
+    }
+    for split in ("train", "validation"):
         index = folder.index
         counts = [len(index.shards(split)), index.documents_in(split), index.tokens_in(split)]
         assert [int(cell.replace(",", "")) for cell in rows[split][:3]] == counts
@@ -109,7 +111,7 @@ WHOLE = "--input a.jsonl --tokenizer tokenizer.json --out out --processes 1 "
         (WHOLE + "--tokenizer gone.json", "--tokenizer 'gone.json' does not exist"),
         (WHOLE + "--tokenizer a.jsonl", "not valid JSON (Extra data)"),
         (WHOLE + "--separator <end>", "--separator '<end>' is no token of the tokenizer; its special tokens"),
-        (WHOLE + "--heldout-fraction 1.5", "--heldout-fraction 1.5: expected from 0 to below 1"),
+        (WHOLE + "--validation-fraction 1.5", "--validation-fraction 1.5: expected from 0 to below 1"),
         (WHOLE + "--processes 0", "--processes 0: expected at least 1"),
         (WHOLE + "--input gone*.txt", "--input 'gone*.txt' matches no file"),
         (WHOLE + "--format chat --text-key body", "--text-key is for text: a conversation is in "),
@@ -143,8 +145,8 @@ def test_a_folder_that_was_made_with_other_arguments(capsys, files, tmp_path):
     shutil.copytree(files, mine)
     assert run(capsys, *arguments(mine, out))[0] == 0
     before = contents(out)
-    parts = ("--heldout-fraction is 0.3", "0.005", "another --out", "remove that folder")
-    refused(capsys, *arguments(mine, out, "--heldout-fraction", 0.3), parts=parts)
+    parts = ("--validation-fraction is 0.3", "0.005", "another --out", "remove that folder")
+    refused(capsys, *arguments(mine, out, "--validation-fraction", 0.3), parts=parts)
     other = write_tokenizer(tmp_path / "other.json", more=("<x>",))
     refused(capsys, *arguments(mine, out, "--tokenizer", other), parts=("--tokenizer", "another tokenizer", "--out"))
     write_jsonl(mine / "b.jsonl", texts(3))

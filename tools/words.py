@@ -37,6 +37,8 @@ LIMITS = {
     "residency": 30,
     "wire": 99,
     "counted": 176,
+    "heldout": 0,
+    "secondary": 0,
     FIRST_WORDS: 0,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""

@@ -1,9 +1,9 @@
-"""Held-out loss of the quickstart's model in each FP8 recipe beside none, over seeds: how accurate FP8 training is.
+"""Validation loss of the quickstart's model in each FP8 recipe beside none, over seeds: how accurate FP8 training is.
 
     python -m benchmarks.fp8 --folder runs/fp8 --seeds 3 --steps 400
 
-Runs are on one device, and a study that was cut off goes on (`benchmarks.held_out`). `--outlier 1048576` plants a
-channel of that magnitude (`benchmarks.fp8.planted`) in what the quantised matmuls read, and then all layers are
+Runs are on one device, and a study that was cut off goes on (`benchmarks.validation_loss`). `--outlier 1048576` plants
+a channel of that magnitude (`benchmarks.fp8.planted`) in what the quantised matmuls read, and then all layers are
 quantised; `--embed 512` makes the model wider, of several tiles.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.held_out import add_study, held_out, table
 from benchmarks.results import write_json
+from benchmarks.validation_loss import add_study, table, validation_loss
 from jaxpar.cli import Parser, command
 
 EXACT = "none"
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def loss_of(options: argparse.Namespace, recipe: str, seed: int) -> float:
-    """The held-out loss of a recipe's run."""
+    """The validation loss of a recipe's run."""
     planted = recipe != EXACT and options.outlier is not None
     settings = {
         "parallel.fsdp": 1, "precision.matmul": "null" if recipe == EXACT else recipe,
@@ -47,10 +47,10 @@ def loss_of(options: argparse.Namespace, recipe: str, seed: int) -> float:
     }  # fmt: skip
     name = f"{recipe}-{options.embed}"
     if not planted:
-        return held_out(options, name, seed, settings)
+        return validation_loss(options, name, seed, settings)
     settings |= {"precision.matmul_options": "{first_layers: 0, last_layers: 0}"}
     command = "benchmarks.fp8.planted", str(options.outlier)
-    return held_out(options, f"{name}-outlier{options.outlier:g}", seed, settings, command)
+    return validation_loss(options, f"{name}-outlier{options.outlier:g}", seed, settings, command)
 
 
 if __name__ == "__main__":

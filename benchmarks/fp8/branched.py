@@ -1,4 +1,4 @@
-"""Held-out loss in each FP8 recipe from the weights of one bfloat16 run, at once and after a few steps.
+"""Validation loss in each FP8 recipe from the weights of one bfloat16 run, at once and after a few steps.
 
     python -m benchmarks.fp8.branched --folder runs/fp8 --seeds 3 --steps 400 --after 50
 
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.fp8.__main__ import EXACT, RECIPES
-from benchmarks.held_out import CONFIG, SETTINGS, add_study, held_out, table
 from benchmarks.results import write_json
+from benchmarks.validation_loss import CONFIG, SETTINGS, add_study, table, validation_loss
 from jaxpar.cli import Parser, command
 
 BASE = {"parallel.fsdp": 1, "precision.compute": "bfloat16", "optimizer.final_fraction": 0}
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     at_once: dict[str, list[float]] = {recipe: [] for recipe in recipes}
     after: dict[str, list[float]] = {recipe: [] for recipe in recipes}
     for seed in range(options.seeds):
-        held_out(options, "bfloat16", seed, BASE)
+        validation_loss(options, "bfloat16", seed, BASE)
         for recipe in recipes:
             begin, end = branched(options, seed, recipe)
             at_once[recipe].append(begin)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def branched(options: argparse.Namespace, seed: int, recipe: str) -> tuple[float, float]:
-    """Held-out losses of a recipe with the weights of a seed's run, before and after `options.after` steps."""
+    """Validation losses of a recipe with the weights of a seed's run, before and after `options.after` steps."""
     from jaxpar import Trainer
 
     source = Path(options.folder) / f"bfloat16-{options.steps}-{seed}"

@@ -1,11 +1,11 @@
-"""Held-out loss of the quickstart's hybrid beside the dense model of as many parameters, over seeds.
+"""Validation loss of the quickstart's hybrid beside the dense model of as many parameters, over seeds.
 
     python -m benchmarks.hybrid --folder runs/hybrid --seeds 3 --steps 100
 
 All are trained as `configs/quickstart_hybrid.yaml` says, on 8 devices with 4 context ranks. The dense model has a wider
 feed-forward, which makes up for the weights of three mixers with a state. The control is the hybrid whose mixers forget
 everything (`benchmarks.hybrid.forgetful`): if it is not clearly worse, the others show nothing of states. A study that
-was cut off goes on (`benchmarks.held_out`).
+was cut off goes on (`benchmarks.validation_loss`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.held_out import add_study, held_out, table
 from benchmarks.hybrid import forgetful
 from benchmarks.results import write_json
+from benchmarks.validation_loss import add_study, table, validation_loss
 from jaxpar.cli import Parser, command
 from jaxpar.config.parts import MIXERS
 
@@ -33,10 +33,10 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def loss_of(options: Namespace, name: str, seed: int, **others: Any) -> float:
-    """The held-out loss of a run of one of `MODELS`, with `others` of its settings."""
+    """The validation loss of a run of one of `MODELS`, with `others` of its settings."""
     command = (forgetful.__name__ if name == CONTROL else "jaxpar.train",)
     settings = LIKE_THE_CONFIGURATION | MODELS[name] | others
-    return held_out(options, name.replace(" ", "-"), seed, settings, command, CONFIG)
+    return validation_loss(options, name.replace(" ", "-"), seed, settings, command, CONFIG)
 
 
 @command()

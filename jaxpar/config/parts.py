@@ -194,8 +194,8 @@ DATA_SOURCES: dict[str, DataSource] = {
             "sources",
             "later_sources",
             "max_epochs",
-            "heldout_path",
-            "heldout",
+            "validation_path",
+            "validation",
             "separator",
             "long_conversations",
         ),
@@ -203,19 +203,19 @@ DATA_SOURCES: dict[str, DataSource] = {
     ),
     "stream": DataSource(
         "jaxpar.data.streaming.source:open_stream",
-        keys=("path", "heldout_path", "tokenizer", "end_token", "text_key", "heldout_fraction", "workers"),
+        keys=("path", "validation_path", "tokenizer", "end_token", "text_key", "validation_fraction", "workers"),
         codec="jaxpar.data.streaming.source:StreamCodec",
     ),
     "synthetic": DataSource("jaxpar.data.synthetic:open_synthetic"),
     "prompts": DataSource(
         "jaxpar.rl.prompts:open_prompts",
-        keys=("path", "heldout_path", "tokenizer", "end_token"),
+        keys=("path", "validation_path", "tokenizer", "end_token"),
         codec="jaxpar.rl.prompts:codec_of",
         run="jaxpar.rl.run:RolloutRun",
     ),
     "demonstrations": DataSource(
         "jaxpar.rl.demonstrations:open_demonstrations",
-        keys=("path", "heldout_path", "tokenizer", "end_token", "long_conversations"),
+        keys=("path", "validation_path", "tokenizer", "end_token", "long_conversations"),
         codec="jaxpar.rl.prompts:codec_of",
     ),
 }

@@ -229,7 +229,7 @@ class Plan:
     """Rows of keys in such a block."""
     context_order: Choice[Literal["contiguous", "zigzag", "striped"]] = Choice("contiguous")
     """Tokens of a row that a context rank holds; the reason is what a device sends."""
-    secondary_shard: int = 1
+    hpz: int = 1
     """Neighbouring ranks that hold a second copy of the weights among them during a step; 1 for none."""
     node_devices: int | None = None
     """Devices of a node, where messages are cut at its border; null where none is."""
@@ -302,7 +302,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "virtual_stages": (1, LAYERS),
     "microbatches": (1, MICROBATCHES),
     "microbatch_rows": (1, ROWS),
-    "secondary_shard": (1, RANKS),
+    "hpz": (1, RANKS),
     "ulysses": (1, RANKS),
     "query_block": (1, COUNT),
     "kv_block": (1, COUNT),

@@ -53,8 +53,8 @@ def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> 
     """
     data, rl = config.data, config.rl
     named = {
-        "data.path": [data.path or ""], "data.heldout_path": [data.heldout_path or ""], "rl.rewards": [*rl.rewards],
-        "rl.environment": [rl.environment or ""], "rl.tools": rl.tools,
+        "data.path": [data.path or ""], "data.validation_path": [data.validation_path or ""],
+        "rl.rewards": [*rl.rewards], "rl.environment": [rl.environment or ""], "rl.tools": rl.tools,
     }  # fmt: skip
     again = {one.partition("=")[0] for one in overrides}
     for key, texts in named.items():

@@ -30,8 +30,8 @@ from jaxpar.config.checks.paths import check_paths
 from jaxpar.config.checks.run import check_distributed, check_run, check_watch
 from jaxpar.config.checks.training import check_batches, check_data, check_optimizer
 from jaxpar.config.checks.transport import (
+    check_hpz,
     check_quantized,
-    check_secondary,
     check_state_over_replicas,
 )
 from jaxpar.config.checks.values import check_unused, check_values
@@ -84,7 +84,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((VOCAB, "pipe", "tensor"), check_vocab),
     (("context", "tensor"), check_sequence),
     (BATCH_AXES, check_batch),
-    (SHARD_AXES, check_secondary),
+    (SHARD_AXES, check_hpz),
     (SHARD_AXES, check_quantized),
     (("replica",), check_state_over_replicas),
     ((*BATCH_AXES, "context", "tensor"), check_tiles),

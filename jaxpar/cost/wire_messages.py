@@ -64,14 +64,14 @@ class WireMessages:
 
     def gather(self, elements: float, coded: float = 0.0) -> float:
         """A microbatch's gather of a weight of so many elements."""
-        own = self.wire.secondary
+        own = self.wire.hpz
         if own > 1:
             return self.network.ring(own, self.stride).gather(self.item * (elements - coded) + coded)
         return self.gather_whole(elements, coded)
 
     def gather_once(self, elements: float, coded: float = 0.0) -> float:
-        """The gather between secondary shards, once a step; 0 without these."""
-        own = self.wire.secondary
+        """The gather between hpZ shards, once a step; 0 without these."""
+        own = self.wire.hpz
         if own == 1:
             return 0.0
         sent = self._sent(elements, coded) / own

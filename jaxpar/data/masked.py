@@ -15,11 +15,11 @@ import numpy as np
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import did_you_mean, named, one_of, quoted
-from jaxpar.data.opened import HELDOUT_SEED, Data
+from jaxpar.data.opened import VALIDATION_SEED, Data
 from jaxpar.data.packing import PackedRows, Row, Rows, RowsWith
 from jaxpar.data.randomness import uniforms
 from jaxpar.data.tokens.span_file import Spans, read_spans, span_file
-from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, read_index
+from jaxpar.data.tokens.token_index import TRAIN, VALIDATION, read_index
 from jaxpar.data.tokens.triple_file import Triples, read_triples, triple_file
 from jaxpar.remote.cache import local_path
 
@@ -109,7 +109,7 @@ class MaskedRows(RowsWith):
 
 
 def masked_data(config: Config, data: Data, reference: object = None) -> Data:
-    """Data with masked rows. Held-out rows are masked alike in every run.
+    """Data with masked rows. Validation rows are masked alike in every run.
 
     Raises `UserError` for tokens that the vocabulary does not have, and for spans that the data does not have.
     """
@@ -135,7 +135,7 @@ def masked_data(config: Config, data: Data, reference: object = None) -> Data:
         return MaskedRows(rows, replace(masking, rates=rates), seed, spans, related)
 
     train = masked(data.train, TRAIN, config.run.seed)
-    return data.with_rows(train, lambda rows: masked(rows, HELDOUT, HELDOUT_SEED))
+    return data.with_rows(train, lambda rows: masked(rows, VALIDATION, VALIDATION_SEED))
 
 
 def _spans(config: Config, rows: Rows, split: str) -> Spans:
@@ -161,10 +161,10 @@ def _related(config: Config, rows: Rows, split: str) -> Related:
 def _marked_folder(config: Config, rows: Rows, key: str, flag: str) -> Path:
     """The folder of the rows. Raises `UserError` where they are not of one folder of text."""
     data = config.data
-    if data.path is None or data.heldout_path or data.heldout or not isinstance(rows, PackedRows):
+    if data.path is None or data.validation_path or data.validation or not isinstance(rows, PackedRows):
         raise UserError(
             f"{key}: data.source is {data.source}; expected data.path with one folder of text, without "
-            f"data.heldout_path and data.heldout, which python -m jaxpar.prepare {flag} marks"
+            f"data.validation_path and data.validation, which python -m jaxpar.prepare {flag} marks"
         )
     return local_path(data.path, "data.path")
 

@@ -26,8 +26,8 @@ ROOM = 0.05
 """Share by which a model's vocabulary may exceed the tokenizer's: published models reserve further tokens."""
 STREAM = "stream"
 """Fact of a checkpoint: the positions of `PositionedRows`."""
-HELDOUT_SEED = 0
-"""Held-out rows come in the same order in every run, so that their losses compare."""
+VALIDATION_SEED = 0
+"""Validation rows come in the same order in every run, so that their losses compare."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PairedSplit:
 
     folder: TokenFolder
     split: str
-    """`train` or `heldout`."""
+    """`train` or `validation`."""
     rows: PairRows
 
 
@@ -45,7 +45,7 @@ class Data:
     """The data to train on and to evaluate on."""
 
     train: Rows
-    heldout: Rows | None
+    validation: Rows | None
     """Rows to evaluate on, if there are any; of several sets the first."""
     vocab: int
     """Size of the vocabulary: the configured one, or the data's own."""
@@ -58,19 +58,19 @@ class Data:
     description: str
     """A line about the data: its source, and the size of each split."""
     paired: tuple[PairedSplit, ...] = ()
-    """The rows of `train` and `heldout`, where documents come in pairs."""
+    """The rows of `train` and `validation`, where documents come in pairs."""
     sets: Mapping[str, Rows] = field(default_factory=dict)
     """Sets to evaluate on by their names, where the configuration names some."""
 
     @property
     def evaluated(self) -> Mapping[str, Rows]:
         """All sets to evaluate on; a single one has no name."""
-        return self.sets or ({} if self.heldout is None else {"": self.heldout})
+        return self.sets or ({} if self.validation is None else {"": self.validation})
 
-    def with_rows(self, train: Any, heldout: Callable[[Rows], Any]) -> Data:
-        """This data with other rows to train on, and those to evaluate on changed by `heldout`."""
-        sets = {name: heldout(rows) for name, rows in self.evaluated.items()}
-        return replace(self, train=train, heldout=next(iter(sets.values()), None), sets=sets if self.sets else {})
+    def with_rows(self, train: Any, validation: Callable[[Rows], Any]) -> Data:
+        """This data with other rows to train on, and those to evaluate on changed by `validation`."""
+        sets = {name: validation(rows) for name, rows in self.evaluated.items()}
+        return replace(self, train=train, validation=next(iter(sets.values()), None), sets=sets if self.sets else {})
 
     def with_fields(self, more: Callable[[Row], Row]) -> Data:
         """This data with the fields that `more` makes of each row."""
@@ -130,9 +130,9 @@ def train_rows(stream: TokenStream, config: DataConfig, seed: int, name: str) ->
     return _rows(stream, config, seed, name, SHUFFLE)
 
 
-def heldout_rows(stream: TokenStream, config: DataConfig, name: str) -> PackedRows | DocumentRows:
-    """The rows of held-out data, in the same order in every run and release, so that losses compare. Raises `NoRow`."""
-    return _rows(stream, config, HELDOUT_SEED, name, FIRST_SHUFFLE)
+def validation_rows(stream: TokenStream, config: DataConfig, name: str) -> PackedRows | DocumentRows:
+    """The validation rows, in the same order in every run and release, so that losses compare. Raises `NoRow`."""
+    return _rows(stream, config, VALIDATION_SEED, name, FIRST_SHUFFLE)
 
 
 def _rows(stream: TokenStream, config: DataConfig, seed: int, name: str, shuffle: int) -> PackedRows | DocumentRows:
@@ -147,9 +147,9 @@ def _rows(stream: TokenStream, config: DataConfig, seed: int, name: str, shuffle
     return PackedRows(stream, sequence_length=length, packed=config.packed, seed=seed, name=name, shuffle=shuffle)
 
 
-def split_sizes(train: TokenStream, heldout: TokenStream | None, document: str) -> str:
+def split_sizes(train: TokenStream, validation: TokenStream | None, document: str) -> str:
     """Words for how much is in the two splits."""
-    return f"{size(train, document)} to train on, {heldout_size(heldout)}"
+    return f"{size(train, document)} to train on, {validation_size(validation)}"
 
 
 def size(stream: TokenStream, document: str) -> str:
@@ -157,9 +157,11 @@ def size(stream: TokenStream, document: str) -> str:
     return f"{plural(len(stream), 'token')} in {plural(len(stream.starts), document)}"
 
 
-def heldout_size(heldout: TokenStream | None) -> str:
-    """Words for how much is held out."""
-    return "nothing held out" if heldout is None else f"{len(heldout):,} in {len(heldout.starts):,} held out"
+def validation_size(validation: TokenStream | None) -> str:
+    """Words for the size of the validation data."""
+    if validation is None:
+        return "nothing for validation"
+    return f"{len(validation):,} in {len(validation.starts):,} for validation"
 
 
 def model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:

@@ -29,7 +29,7 @@ from jaxpar.data.stream import TokenStream
 SHUFFLE = STREAM_SHUFFLE = 3
 """Version of the order in which new runs use their data; the only one of conversations."""
 FIRST_SHUFFLE = 1
-"""Version of held-out data, so that losses of all runs compare."""
+"""Version of validation data, so that losses of all runs compare."""
 BLOCK_TOKENS, BLOCK_ROWS = 2**18, 8
 """Tokens of a block, rounded down to full rows, and its minimum of rows. A larger block mixes more
 documents, and a row takes longer: 0.1 ms more than version 1 where documents have 600 tokens, 0.3 ms where they have

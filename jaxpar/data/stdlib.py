@@ -15,14 +15,14 @@ import numpy as np
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
-from jaxpar.data.opened import Data, heldout_rows, split_sizes, train_rows
+from jaxpar.data.opened import Data, split_sizes, train_rows, validation_rows
 from jaxpar.data.stream import TokenStream
 
 END_OF_DOCUMENT = 256
 """Token after the last byte of each file; tokens 0 to 255 are bytes."""
 VOCAB = 257
-HELDOUT_FRACTION = 0.08
-"""Share of the bytes that is held out, at most."""
+VALIDATION_FRACTION = 0.08
+"""Largest share of the bytes that is for validation."""
 
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -34,20 +34,20 @@ def open_stdlib(config: DataConfig, vocab: int | None, seed: int) -> Data:
             f"model.vocab={vocab} is too small for data.source=stdlib (bytes and an end-of-document token); "
             f"expected at least {VOCAB}, or null"
         )
-    train, heldout = read_stdlib()
+    train, validation = read_stdlib()
     return Data(
         train=train_rows(train, config, seed, "stdlib"),
-        heldout=heldout_rows(heldout, config, "held-out stdlib"),
+        validation=validation_rows(validation, config, "validation stdlib"),
         vocab=vocab or VOCAB,
         separator=END_OF_DOCUMENT,
         decode=decode,
         encode_start=encode,
-        description=f"standard library of Python {platform.python_version()}: {split_sizes(train, heldout, 'file')}",
+        description=f"standard library of Python {platform.python_version()}: {split_sizes(train, validation, 'file')}",
     )
 
 
 def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:
-    """The training and the held-out stream, one document per `.py` file under `root`, in the order of their paths.
+    """The training and the validation stream, one document per `.py` file under `root`, in the order of their paths.
 
     Args:
         root: folder of the library; by default that of the running Python.
@@ -61,8 +61,8 @@ def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:
     sizes: Counter[str] = Counter()
     for path, text in sources.items():
         sizes[family(path)] += len(text)
-    heldout = validation_families(sizes)
-    if not heldout or len(heldout) == len(sizes):
+    chosen = validation_families(sizes)
+    if not chosen or len(chosen) == len(sizes):
         raise UserError(
             f"data.source=stdlib found {len(sources)} Python source files under {quoted(str(root))}; expected the "
             "whole "
@@ -70,7 +70,7 @@ def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:
         )
     train, validation = [], []
     for path, text in sources.items():
-        (validation if family(path) in heldout else train).append(text)
+        (validation if family(path) in chosen else train).append(text)
     return _stream(train), _stream(validation)
 
 
@@ -81,11 +81,11 @@ def family(path: str) -> str:
 
 
 def validation_families(sizes: Mapping[str, int]) -> frozenset[str]:
-    """Families to hold out, taken in the order of a hash of their names while they fit into the held-out share.
+    """Families for validation, taken in the order of a hash of their names while they fit into the validation share.
 
-    A threshold on the hash alone would hold out between 3% and 20%: packages differ in size by a factor of a thousand.
+    A threshold on the hash alone would take between 3% and 20%: packages differ in size by a factor of a thousand.
     """
-    budget = HELDOUT_FRACTION * sum(sizes.values())
+    budget = VALIDATION_FRACTION * sum(sizes.values())
     chosen = set()
     for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
         if sizes[name] <= budget:

@@ -73,12 +73,12 @@ class TokenStream:
         return np.diff(self.starts[:], append=len(self.tokens))
 
 
-def prompt(heldout: TokenStream, tokens: int) -> Int32[np.ndarray, " prompt"]:
+def prompt(validation: TokenStream, tokens: int) -> Int32[np.ndarray, " prompt"]:
     """The first `tokens` tokens of the longest document, to be continued by a sample.
 
     Shorter where the document is; its last token (which may be the end-of-document token) is left out.
     """
-    lengths = heldout.lengths
+    lengths = validation.lengths
     longest = int(np.argmax(lengths))
     start, length = int(lengths[:longest].sum()), int(lengths[longest])
-    return heldout.tokens[start : start + max(1, min(tokens, length - 1))].astype(np.int32)
+    return validation.tokens[start : start + max(1, min(tokens, length - 1))].astype(np.int32)

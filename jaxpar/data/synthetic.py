@@ -15,7 +15,7 @@ from jaxtyping import Int64, UInt32, UInt64
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
-from jaxpar.data.opened import HELDOUT_SEED, Data
+from jaxpar.data.opened import VALIDATION_SEED, Data
 from jaxpar.data.packing import Row, assemble
 from jaxpar.data.randomness import to_unit, uniforms
 from jaxpar.data.stream import TokenStream
@@ -40,7 +40,7 @@ def open_synthetic(config: DataConfig, vocab: int | None, seed: int) -> Data:
 
     return Data(
         train=rows(seed, 0),
-        heldout=rows(HELDOUT_SEED, 1),
+        validation=rows(VALIDATION_SEED, 1),
         vocab=vocab,
         separator=vocab - 1,
         decode=None,

@@ -12,15 +12,15 @@ from jaxpar.config.spelling import quoted
 from jaxpar.data.document_rows import DROP, DocumentRows
 from jaxpar.data.mixture import MixedSource, Mixture, MixturePlan
 from jaxpar.data.opened import (
-    HELDOUT_SEED,
+    VALIDATION_SEED,
     Data,
     PairedSplit,
-    heldout_rows,
-    heldout_size,
     model_vocab,
     size,
     split_sizes,
     train_rows,
+    validation_rows,
+    validation_size,
 )
 from jaxpar.data.packing import NoRow, PackedRows, Rows
 from jaxpar.data.pairs import LabelledRows, PairRows
@@ -29,7 +29,7 @@ from jaxpar.data.tokens.document_starts import DocumentStarts
 from jaxpar.data.tokens.sharded_tokens import ShardedTokens
 from jaxpar.data.tokens.token_file import read_token_file
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
-from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, Index
+from jaxpar.data.tokens.token_index import TRAIN, VALIDATION, Index
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
 from jaxpar.pages.units import percent
 from jaxpar.remote.cache import local_path
@@ -63,9 +63,11 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
     if any(folder.index.answers for folder in folders.values()):
         return _open_pairs(config, folders, key, vocab, seed)
     rows = {path: train_rows(folder.train, config, seed, path) for path, folder in folders.items()}
-    sets = {name: _heldout_set(config, folders, key, name) for name in config.heldout or {}}
-    heldout, words = _heldout(config, folders, key) if config.heldout is None else (next(iter(sets.values())), "")
-    words += ", ".join(f"{name}: {_heldout_size(one)}" for name, one in sets.items())
+    sets: dict[str, PackedRows | DocumentRows] = {}
+    for name, path in (config.validation or {}).items():
+        sets[name] = _rows_of(config, path, f"data.validation.{name}", folders, key, f"data.validation.{name}")
+    validation, words = (next(iter(sets.values())), "") if sets else _validation(config, folders, key)
+    words += ", ".join(f"{name}: {_validation_size(one)}" for name, one in sets.items())
     known = tokenizers_installed()
     if not known:
         words += "; the package tokenizers is not installed, so samples are shown as token numbers"
@@ -82,7 +84,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
             described += f"from row {start:,} on {shares}; "
     return Data(
         train=train,
-        heldout=heldout,
+        validation=validation,
         vocab=model_vocab(vocab, index.vocab, key, first.path),
         separator=index.separator,
         decode=first.codec.decode if known else None,
@@ -129,37 +131,39 @@ def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, v
             f"{key}: a folder of answers to compare is not mixed with others; expected data.path with one folder: "
             "python -m jaxpar.prepare takes several files"
         )
-    if config.heldout is not None:
+    if config.validation is not None:
         raise UserError(
-            f"data.heldout: {key} has answers to compare; expected data.heldout_path with one folder of them"
+            f"data.validation: {key} has answers to compare; expected data.validation_path with one folder of them"
         )
     length, index = config.sequence_length, folder.index
     of = LabelledRows if index.answers == LABELS_FORMAT else PairRows
     train = PairedSplit(folder, TRAIN, of(folder.train, sequence_length=length, seed=seed, name=path))
-    other = folder if config.heldout_path is None else _heldout_folder(config.heldout_path, folders, key)
+    other = folder if config.validation_path is None else _validation_folder(config.validation_path, folders, key)
     if other.index.answers != index.answers:
-        raise UserError(f"data.heldout_path={quoted(str(other.path))} has no {of.noun}s, and {key}={quoted(path)} has")
-    split, stream = (HELDOUT, other.heldout) if other.heldout is not None else (TRAIN, other.train)
-    heldout, words = None, "nothing held out"
-    if config.heldout_path is not None or split == HELDOUT:
+        raise UserError(
+            f"data.validation_path={quoted(str(other.path))} has no {of.noun}s, and {key}={quoted(path)} has"
+        )
+    split, stream = (VALIDATION, other.validation) if other.validation is not None else (TRAIN, other.train)
+    validation, words = None, "nothing for validation"
+    if config.validation_path is not None or split == VALIDATION:
         try:
-            rows = of(stream, sequence_length=length, seed=HELDOUT_SEED, name=_HELDOUT_NAME)
+            rows = of(stream, sequence_length=length, seed=VALIDATION_SEED, name=_VALIDATION_NAME)
         except NoRow as error:
-            if config.heldout_path is not None:
+            if config.validation_path is not None:
                 raise
-            words = f"nothing held out ({error})"
+            words = f"nothing for validation ({error})"
         else:
-            heldout, words = PairedSplit(other, split, rows), f"{rows.description} held out"
+            validation, words = PairedSplit(other, split, rows), f"{rows.description} for validation"
     codec = folder.codec if tokenizers_installed() else None
     return Data(
         train=train.rows,
-        heldout=None if heldout is None else heldout.rows,
+        validation=None if validation is None else validation.rows,
         vocab=model_vocab(vocab, index.vocab, key, folder.path),
         separator=index.separator,
         decode=None if codec is None else codec.decode,
         encode_start=None if codec is None else codec.encode_start,
         description=f"{path}: {train.rows.description} to train on, {words}",
-        paired=(train,) if heldout is None else (train, heldout),
+        paired=(train,) if validation is None else (train, validation),
     )
 
 
@@ -194,57 +198,53 @@ def _check_alike(folders: dict[str, TokenFolder], key: str) -> None:
         by_identity[folder.identity] = path
 
 
-def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> tuple[Rows | None, str]:
-    """The rows of the held-out data, and words about them.
+def _validation(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> tuple[Rows | None, str]:
+    """The rows of the validation data, and words about them.
 
-    Without `data.heldout_path` it is the held-out data of all folders, whatever their weights, so that losses are
+    Without `data.validation_path` it is the validation data of all folders, whatever their weights, so that losses are
     comparable between runs with different weights.
     """
-    if config.heldout_path is not None:
-        rows = _rows_of(config, config.heldout_path, "data.heldout_path", folders, key, _HELDOUT_NAME)
-        return rows, _heldout_size(rows)
-    streams = [folder.heldout for folder in folders.values() if folder.heldout is not None]
+    if config.validation_path is not None:
+        rows = _rows_of(config, config.validation_path, "data.validation_path", folders, key, _VALIDATION_NAME)
+        return rows, _validation_size(rows)
+    streams = [folder.validation for folder in folders.values() if folder.validation is not None]
     text, chats = ([one for one in streams if (one.counted is not None) == chat] for chat in (False, True))
     row_sources, words = [], []
     for joined in (_joined(alike) for alike in (text, chats) if alike):
         try:
-            row_sources.append(heldout_rows(joined, config, _HELDOUT_NAME))
-            words.append(_heldout_size(row_sources[-1]))
+            row_sources.append(validation_rows(joined, config, _VALIDATION_NAME))
+            words.append(_validation_size(row_sources[-1]))
         except NoRow as error:
-            words.append(f"{heldout_size(None)} ({error})")
+            words.append(f"{validation_size(None)} ({error})")
     if len(row_sources) < 2:
-        return (row_sources[0] if row_sources else None), ", ".join(words) or heldout_size(None)
+        return (row_sources[0] if row_sources else None), ", ".join(words) or validation_size(None)
     # Each kind by its number of rows, so that an epoch has every row about once.
     sources = [MixedSource(str(kind), str(kind), rows, rows.rows_per_epoch) for kind, rows in enumerate(row_sources)]
-    return Mixture(sources, seed=HELDOUT_SEED), ", ".join(words)
+    return Mixture(sources, seed=VALIDATION_SEED), ", ".join(words)
 
 
-_HELDOUT_NAME = "the held-out data"
-
-
-def _heldout_set(config: DataConfig, folders: dict[str, TokenFolder], key: str, name: str) -> PackedRows | DocumentRows:
-    return _rows_of(config, (config.heldout or {})[name], f"data.heldout.{name}", folders, key, f"data.heldout.{name}")
+_VALIDATION_NAME = "the validation data"
 
 
 def _rows_of(
     config: DataConfig, path: str, setting: str, folders: dict[str, TokenFolder], key: str, name: str
 ) -> PackedRows | DocumentRows:
-    """The rows to evaluate on of the folder of a setting: what it holds out, else all of it."""
-    other = _heldout_folder(path, folders, key, setting)
+    """The rows to evaluate on of the folder of a setting: its validation documents, or all of it if it has none."""
+    other = _validation_folder(path, folders, key, setting)
     if other.index.answers:
         raise UserError(
             f"{setting}={quoted(path)} has answers to compare, and {key} has none; "
             "expected a folder of single documents"
         )
-    return heldout_rows(other.heldout or other.train, config, name)
+    return validation_rows(other.validation or other.train, config, name)
 
 
-def _heldout_size(rows: PackedRows | DocumentRows) -> str:
-    return f"{rows.description} held out" if isinstance(rows, DocumentRows) else heldout_size(rows.stream)
+def _validation_size(rows: PackedRows | DocumentRows) -> str:
+    return f"{rows.description} for validation" if isinstance(rows, DocumentRows) else validation_size(rows.stream)
 
 
-def _heldout_folder(
-    path: str, folders: dict[str, TokenFolder], key: str, setting: str = "data.heldout_path"
+def _validation_folder(
+    path: str, folders: dict[str, TokenFolder], key: str, setting: str = "data.validation_path"
 ) -> TokenFolder:
     """The folder of a setting. Raises `UserError` where it is no folder of tokens like those to train on."""
     if not local_path(path, setting).is_dir():
@@ -284,26 +284,27 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
             f"data.separator={separator} does not occur in data.path={quoted(path)}; expected the token that ends "
             "its documents, or null for a file that is one document"
         )
-    heldout = None
-    if config.heldout is not None:
+    validation = None
+    if config.validation is not None:
         raise UserError(
-            "data.heldout names token folders, and data.path is a file of tokens; expected data.heldout_path"
+            "data.validation names token folders, and data.path is a file of tokens; expected data.validation_path"
         )
-    if config.heldout_path is not None:
-        if local_path(config.heldout_path, "data.heldout_path").is_dir():
+    if config.validation_path is not None:
+        if local_path(config.validation_path, "data.validation_path").is_dir():
             raise UserError(
-                f"data.heldout_path={quoted(config.heldout_path)} is a folder, and data.path is a file of tokens, "
-                "whose "
-                "tokenizer is not known; expected a .npy file with one dimension of unsigned integers"
+                f"data.validation_path={quoted(config.validation_path)} is a folder, and data.path is a file of "
+                "tokens, whose tokenizer is not known; expected a .npy file with one dimension of unsigned integers"
             )
-        heldout, other = read_token_file(config.heldout_path, key="data.heldout_path", separator=separator, vocab=vocab)
+        validation, other = read_token_file(
+            config.validation_path, key="data.validation_path", separator=separator, vocab=vocab
+        )
         largest = max(largest, other)
     return Data(
         train=train_rows(train, config, seed, path),
-        heldout=None if heldout is None else heldout_rows(heldout, config, config.heldout_path or ""),
+        validation=None if validation is None else validation_rows(validation, config, config.validation_path or ""),
         vocab=vocab or largest + 1,
         separator=separator,
         decode=None,
         encode_start=None,
-        description=f"{path}: {split_sizes(train, heldout, 'document')}",
+        description=f"{path}: {split_sizes(train, validation, 'document')}",
     )

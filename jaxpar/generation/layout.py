@@ -47,7 +47,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         parallel, islands=1, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
         context_order="contiguous", ulysses=None, overlap=overlap,
         experts=replace(parallel.experts, slices="auto", own_rows="auto"),
-        secondary_shard=None, quantized=QuantizedConfig(),
+        hpz=None, quantized=QuantizedConfig(),
         context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
     )  # fmt: skip
     memory = replace(

@@ -115,7 +115,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
         ("dtypes.weight_message", plan.dtypes.weight_message, quantized.weights, "parallel.quantized.weights"),
         ("dtypes.gradient_message", plan.dtypes.gradient_message, quantized.gradients, "parallel.quantized.gradients"),
         *_named(plan, parallel.overlap),
-        ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
+        ("hpz", plan.hpz, parallel.hpz or 1, "parallel.hpz"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
         *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in offloads),
         *([("dtypes.matrix", plan.dtypes.matrix, matrix, f"{OPTIONS}.matrix_dtype")] if matrix != "auto" else []),

@@ -149,7 +149,7 @@ def _settled(
         experts=expert_layouts(config, axes, device, cluster, rows, node_devices),
         loss_tiles=loss_tiles(config),
         dtypes=_dtypes(config, device),
-        secondary_shard=parallel.secondary_shard or 1,
+        hpz=parallel.hpz or 1,
         collectives_at_once=max(parallel.overlap.collectives_at_once, 2 if config.islands.overlaps_step else 1),
         node_devices=check_transport(config, axes, node_devices),
         embedding_messages=embedding_messages(config, axes, device, rows, cluster),

@@ -31,7 +31,7 @@ from jaxpar.mesh.placements import (
 )
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.mesh.quantized.travel import (
-    gather_secondary,
+    gather_hpz,
     gather_shards,
     gather_stored,
     reduce_shards,
@@ -126,9 +126,9 @@ _materialize.defvjp(
 def to_storage(master: Weights, placements: Placements) -> Weights:
     """Master weights from optimizer to storage placement and dtype: once per step.
 
-    Under ZeRO-1 and 2 this is the step's one gather of the weights, in storage dtype; with a secondary shard, the one
+    Under ZeRO-1 and 2 this is the step's one gather of the weights, in storage dtype; with an hpZ shard, the one
     between its copies; otherwise a cast. State that is split over replicas is gathered over these first, exactly. Codes
-    of 8 bits travel as they are. Bytes: `gather_shards` over each, `gather_secondary`.
+    of 8 bits travel as they are. Bytes: `gather_shards` over each, `gather_hpz`.
     """
     stored = partial(_stored, dtype=placements.storage.dtype)
     one = lambda weight, placed: jax.tree.map(lambda rows: stored(rows, placed), weight)
@@ -150,9 +150,9 @@ def _stored(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked
         for over in reversed(one_message_each(axes)):
             weight = gather_shards(weight, over, dim - unstacked, transport.exact if over == REPLICAS else transport)
         added = added_dim(placed.compute, placed.storage)
-        if added is None or transport.secondary == 1:
+        if added is None or transport.hpz == 1:
             return weight
-        return gather_secondary(vary(weight), added[1], added[0] - unstacked, transport)
+        return gather_hpz(vary(weight), added[1], added[0] - unstacked, transport)
 
 
 # ---- from gradient to optimizer placement

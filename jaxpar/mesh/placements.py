@@ -41,7 +41,7 @@ from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import ModelTree, Nested, ParamSpec, Partitions, Specs, map_specs, only
-from jaxpar.mesh.quantized.transport import EXACT, Transport, secondary_ranks
+from jaxpar.mesh.quantized.transport import EXACT, Transport, hpz_ranks
 from jaxpar.mesh.rules import Rules, axes_of_dim, mesh_axes_of, partition, rules_of
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
@@ -159,13 +159,13 @@ def place(
 
 
 def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Transport) -> Transport:
-    """How a weight travels: a secondary shard of a routed matrix has the neighbours that share it."""
+    """How a weight travels: an hpZ shard of a routed matrix has the neighbours that share it."""
     claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
-    secondary = secondary_ranks(transport.secondary, dict(sizes), claimed)
-    assert secondary is not None, "neighbours that are whole ranks of an axis"
+    hpz = hpz_ranks(transport.hpz, dict(sizes), claimed)
+    assert hpz is not None, "neighbours that are whole ranks of an axis"
     return replace(
         transport if is_quantizable(spec) else transport.exact,
-        secondary=secondary,
+        hpz=hpz,
         rows=transport.rows and spec.axes[-1] == "embed" and spec.axes[0] in TABLES,
     )
 

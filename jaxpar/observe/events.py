@@ -5,7 +5,7 @@ override the methods that you need and pass an instance to the trainer:
 
     class Slack(Listener):
         def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
-            post(f"step {step}: held-out loss {loss:.4f}")
+            post(f"step {step}: validation loss {loss:.4f}")
 
 Rules of the calls:
 
@@ -56,7 +56,7 @@ class RunInfo:
     first_step: int = 1
     """First step that this process runs; above 1 after a restore."""
     baseline_loss: float | None = None
-    """Held-out loss, in nats per token, of a simple model of the same data."""
+    """Validation loss, in nats per token, of a simple model of the same data."""
     came_from: tuple[str, ...] = ()
     """The models from which the run came, through `run.init_from`, the nearest first."""
 
@@ -92,7 +92,7 @@ class StepRecord:
     matrix_learning_rate: float | None = None
     """Learning rate of the layers' matrices; None where it is `learning_rate`."""
     eval_loss: float | None = None
-    """Held-out loss, where this step was evaluated."""
+    """Validation loss, where this step was evaluated."""
     memory_kind: MemoryKind = "device"
     """The memory that `memory_bytes` and the next two fields measure: of devices or of the host."""
     memory_peak_bytes: int | None = None
@@ -168,7 +168,7 @@ class Listener:
         """A step was logged."""
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
-        """Held-out data was evaluated after `step`; losses in nats per token."""
+        """Validation data was evaluated after `step`; losses in nats per token."""
 
     def saved(self, step: int, path: str) -> None:
         """The checkpoint of `step` is complete at `path`."""

@@ -32,7 +32,7 @@ METRICS: dict[str, Metric] = {
 """By `<block>.<value>`; a value that is not listed is drawn under this name. Other blocks add theirs."""
 
 SET = "eval_loss_"
-"""Names of metrics that are the loss on a held-out set begin with this, and end with its name."""
+"""Names of metrics that are the loss on a validation set begin with this, and end with its name."""
 
 
 def metric_of(name: str) -> Metric:

@@ -87,7 +87,7 @@ class Drawer:
         laid_out = generation_config(wide, rows, tokens, 3 if layout.zero == 3 else 0)
         # A layout of generation is the same for all rows: the fewest that the mesh splits.
         data = replace(
-            laid_out.data, source="synthetic", path=None, heldout_path=None, tokenizer=None,
+            laid_out.data, source="synthetic", path=None, validation_path=None, tokenizer=None,
             end_token=None, batch_size=layout.devices, sequence_length=64 * layout.devices,
         )  # fmt: skip
         made = StepLayout(*plan_on(replace(laid_out, data=data, rl=RlConfig()), self.common.cluster))

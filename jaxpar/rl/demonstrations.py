@@ -10,7 +10,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.document_rows import DocumentRows
-from jaxpar.data.opened import Data, heldout_rows, train_rows
+from jaxpar.data.opened import Data, train_rows, validation_rows
 from jaxpar.data.stream import TokenStream
 from jaxpar.rl.prompts import Codec, check_vocab, codec_of, encoded_prompt
 from jaxpar.rl.records import Record, read_records
@@ -20,23 +20,24 @@ COMPLETION = "completion"
 
 
 def open_demonstrations(config: DataConfig, vocab: int | None, seed: int) -> Data:
-    """The data of `data.source: demonstrations`; see `open_data`. The same prompts are held out as of `prompts`."""
+    """The data of `data.source: demonstrations`; see `open_data`. Its validation prompts are those of `prompts`."""
     assert config.path is not None, "the path is checked"
-    records, codec = read_records(config.path, config.heldout_path), codec_of(config)
+    records, codec = read_records(config.path, config.validation_path), codec_of(config)
     check_vocab(vocab, codec.vocab)
     train = train_rows(_stream(records.train, codec, records.name), config, seed, records.name)
-    heldout = None
-    if records.heldout:
-        heldout = heldout_rows(_stream(records.heldout, codec, records.name), config, "the held-out prompts")
-    sizes = [one.description for one in (train, heldout) if isinstance(one, DocumentRows)]
+    validation = None
+    if records.validation:
+        validation = validation_rows(_stream(records.validation, codec, records.name), config, "the validation prompts")
+    sizes = [one.description for one in (train, validation) if isinstance(one, DocumentRows)]
+    words = "" if len(sizes) == 1 else " for validation"
     return Data(
         train=train,
-        heldout=heldout,
+        validation=validation,
         vocab=vocab or codec.vocab,
         separator=codec.end,
         decode=codec.decode,
         encode_start=codec.encode_start,
-        description=f"demonstrations of {records.name}: {' to train on, '.join(sizes)}{' held out' * (len(sizes) > 1)}",
+        description=f"demonstrations of {records.name}: {' to train on, '.join(sizes)}{words}",
     )
 
 

@@ -68,8 +68,8 @@ class RolloutBytes:
 def rollout_bytes(run: Run, sampler: Sampler) -> RolloutBytes:
     """The memory of a run that draws answers."""
     config, layout, on_gpu = run.config, run.layout, run.mesh.devices.flat[0].platform != "cpu"
-    heldout = run.data.heldout
-    prompts = heldout.prompts if isinstance(heldout, PromptRows) else ()
+    validation = run.data.validation
+    prompts = validation.prompts if isinstance(validation, PromptRows) else ()
     evaluated = len(prompts[: config.evaluation.batches * config.rl.prompts])
     generation = generation_of(config, generator_layout(run, sampler), longest_prompt(run.data), evaluated)
     estimate = estimate_memory(layout.config, layout.plan)
@@ -83,7 +83,7 @@ def rollout_bytes(run: Run, sampler: Sampler) -> RolloutBytes:
 
 def generation_of(config: Config, layout: StepLayout, longest: int, evaluated: int = 0) -> GenerationBytes:
     """The bytes of drawing a batch of answers to prompts of at most `longest` tokens in a layout of generation, or of
-    answers to `evaluated` held-out prompts, whichever are more."""
+    answers to `evaluated` validation prompts, whichever are more."""
     rl = config.rl
     rows, longest = rl.prompts * rl.group, positions_needed(config, longest) - rl.answer_tokens
     # The conversations of a group go on from texts of their own.

@@ -183,14 +183,14 @@ def encoded_prompt(codec: Codec, prompt: str | list[Message]) -> Sequence[int]:
 def open_prompts(config: DataConfig, vocab: int | None, seed: int) -> Data:
     """The data of `data.source: prompts`; see `open_data`."""
     assert config.path is not None, "the path is checked"
-    records, codec = read_records(config.path, config.heldout_path), codec_of(config)
+    records, codec = read_records(config.path, config.validation_path), codec_of(config)
     check_vocab(vocab, codec.vocab)
     encoded = lambda every: [Prompt(tuple(encoded_prompt(codec, one["prompt"])), one) for one in every]
     rows = lambda every: PromptRows(encoded(every), config.sequence_length, seed, records.rewards)
-    sizes = f"{plural(len(records.train), 'prompt')} to train on, {len(records.heldout):,} held out"
+    sizes = f"{plural(len(records.train), 'prompt')} to train on, {len(records.validation):,} for validation"
     return Data(
         train=rows(records.train),
-        heldout=rows(records.heldout) if records.heldout else None,
+        validation=rows(records.validation) if records.validation else None,
         vocab=vocab or codec.vocab,
         separator=codec.end,
         decode=codec.decode,

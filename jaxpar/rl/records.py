@@ -22,7 +22,7 @@ from jaxpar.rl.tasks import TASKS
 LONGEST_FILE = 2**30
 """Bytes of the largest file of prompts."""
 ONE_OF = 16
-"""One prompt of so many is held out."""
+"""One prompt in this many is for validation."""
 
 type Record = Mapping[str, Any]
 """A `prompt`, a text or a list of messages, and columns for the rewards."""
@@ -33,13 +33,13 @@ class Records:
     """Prompts to train on and to evaluate on."""
 
     train: Sequence[Record]
-    heldout: Sequence[Record]
+    validation: Sequence[Record]
     rewards: tuple[str, ...]
     """Rewards of the task, where the configuration names none."""
     name: str
 
 
-def read_records(path: str, heldout_path: str | None = None) -> Records:
+def read_records(path: str, validation_path: str | None = None) -> Records:
     """The prompts that `data.path` names. Raises `UserError` where there are none, or one is wrong."""
     if path in TASKS:
         task = TASKS[path]
@@ -47,15 +47,15 @@ def read_records(path: str, heldout_path: str | None = None) -> Records:
         rewards = task.rewards
     else:
         every, rewards = _read(path, "data.path"), ()
-    if heldout_path is not None:
-        return Records(every, _read(heldout_path, "data.heldout_path"), rewards, path)
-    train = [one for one in every if not _is_heldout(one["prompt"])]
-    heldout = [one for one in every if _is_heldout(one["prompt"])]
-    return Records(train or every, heldout if train else [], rewards, path)
+    if validation_path is not None:
+        return Records(every, _read(validation_path, "data.validation_path"), rewards, path)
+    train = [one for one in every if not _is_validation(one["prompt"])]
+    validation = [one for one in every if _is_validation(one["prompt"])]
+    return Records(train or every, validation if train else [], rewards, path)
 
 
-def _is_heldout(prompt: str | list[Any]) -> bool:
-    """Whether a prompt is held out: by a hash, so that it stays so whatever else is there."""
+def _is_validation(prompt: str | list[Any]) -> bool:
+    """Whether a prompt is for validation: by a hash, so that it stays so whatever else is there."""
     prompt = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, allow_nan=True)
     return int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % ONE_OF == 0
 

@@ -9,7 +9,7 @@ from jaxpar.rl.prompts import PromptRows
 
 def longest_prompt(data: Data) -> int:
     """Tokens of the longest prompt."""
-    return max(rows.longest for rows in (data.train, data.heldout) if isinstance(rows, PromptRows))
+    return max(rows.longest for rows in (data.train, data.validation) if isinstance(rows, PromptRows))
 
 
 def positions_needed(config: Config, longest: int) -> int:

@@ -135,11 +135,11 @@ class RolloutRun(Run):
             yield self.placer({name: one[self.placer.rows] for name, one in arrays.items()}), pairs
 
     def evaluation(self) -> dict[str, float]:
-        """The rewards of the likeliest answers to held-out prompts: their mean, and its negative as `loss`, where there
-        are any; and the share of answers that are right where prompts have an answer."""
-        heldout = self.data.heldout
-        assert isinstance(heldout, PromptRows), "there is held-out data"
-        prompts = list(heldout.prompts[: self.config.evaluation.batches * self.config.rl.prompts])
+        """The rewards of the likeliest answers to validation prompts: their mean, and its negative as `loss`, where
+        there are any; and the share of answers that are right where prompts have an answer."""
+        validation = self.data.validation
+        assert isinstance(validation, PromptRows), "there is validation data"
+        prompts = list(validation.prompts[: self.config.evaluation.batches * self.config.rl.prompts])
         answers, rewards = self._buffer.beside(lambda: self._evaluated(prompts))
         self.samples = [
             (self._decoded(one.prompt.tokens), f"{self._text(one)} (reward {reward:.3g})")

@@ -137,7 +137,7 @@ class TeacherPass:
             data: with `taught` rows.
             left_out: numbers of batches that no step uses, which decide the order of the rows.
             used: the examples that steps use.
-            evaluated: the number of examples of each held-out set that evaluations use.
+            evaluated: the number of examples of each validation set that evaluations use.
             listeners: receive the progress.
         """
         order = left_out, data.facts

@@ -77,7 +77,7 @@ def _stages(records: Mapping[str, RunRecord]) -> Table:
         formats = ("{:,}".format, count, "{:.3f}".format)
         texts = ["" if value is None else words(value) for words, value in zip(formats, values, strict=True)]
         rows.append([stage.name, stage.title, *texts, clock(spent().get(stage.name, 0))])
-    heads = ("stage", "the model learns to", "steps", "tokens", "held-out loss, nats a token", "time")
+    heads = ("stage", "the model learns to", "steps", "tokens", "validation loss, nats a token", "time")
     return Table(heads, rows, numbers=range(2, 6))
 
 

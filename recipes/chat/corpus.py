@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jaxpar.data.stdlib import paths
 
-HELD_OUT = 16
+VALIDATION_ONE_IN = 16
 """One source file in so many, and one sum in so many, is in exams and validation alone."""
 LARGEST = 30
 """The largest number that is added."""
@@ -57,20 +57,20 @@ def write_text(folder: Path, root: Path | None = None) -> None:
     root = root or Path(sysconfig.get_path("stdlib"))
     names = [path for path in paths(root) if (root / path).stat().st_size]
     sources = {name: (root / name).read_text(errors="replace") for name in names}
-    taught = [one for name, text in sources.items() if not _is_held_out(name) for one in _documented(name, text)]
-    asked = [one for name, text in sources.items() if _is_held_out(name) for one in _documented(name, text)]
+    taught = [one for name, text in sources.items() if not _is_validation(name) for one in _documented(name, text)]
+    asked = [one for name, text in sources.items() if _is_validation(name) for one in _documented(name, text)]
     sums = [(a, b) for a in range(LARGEST + 1) for b in range(LARGEST + 1)]
-    to_learn = [pair for pair in sums if not _is_held_out(str(sorted(pair)))]  # 3 + 5 is no other sum than 5 + 3
-    to_ask = [pair for pair in sums if _is_held_out(str(sorted(pair)))]
-    held_out = [text for name, text in sources.items() if _is_held_out(name)]
+    to_learn = [pair for pair in sums if not _is_validation(str(sorted(pair)))]  # 3 + 5 is no other sum than 5 + 3
+    to_ask = [pair for pair in sums if _is_validation(str(sorted(pair)))]
+    validation = [text for name, text in sources.items() if _is_validation(name)]
     lines: dict[str, Iterable[Mapping[str, object]]] = {
-        "code": ({"text": text} for name, text in sources.items() if not _is_held_out(name)),
-        "code_heldout": ({"text": text} for text in held_out),
+        "code": ({"text": text} for name, text in sources.items() if not _is_validation(name)),
+        "code_validation": ({"text": text} for text in validation),
         "docs": ({"text": text} for text in [*topics.values(), *(f"{one.name}\n\n{one.docstring}" for one in taught)]),
         "chats": _conversations(taught, to_learn),
         "prompts": map(_prompt, to_learn),
-        "prompts_heldout": map(_prompt, to_ask),
-        "exam_text": ({"text": text[:CHARACTERS]} for text in held_out),
+        "prompts_validation": map(_prompt, to_ask),
+        "exam_text": ({"text": text[:CHARACTERS]} for text in validation),
         "exam_docs": _choices(asked),
         "exam_sums": ({"prompt": f"{SUM.format(*pair)}{BEHIND}", "answer": str(sum(pair))} for pair in to_ask),
     }
@@ -84,8 +84,8 @@ def write_text(folder: Path, root: Path | None = None) -> None:
     (folder / DONE).touch()
 
 
-def _is_held_out(name: str) -> bool:
-    return hashlib.sha256(name.encode()).digest()[0] % HELD_OUT == 0
+def _is_validation(name: str) -> bool:
+    return hashlib.sha256(name.encode()).digest()[0] % VALIDATION_ONE_IN == 0
 
 
 def _documented(path: str, text: str) -> Iterator[Documented]:

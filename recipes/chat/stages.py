@@ -65,11 +65,11 @@ def _tokens(run: Run, quick: bool) -> int:
     chat = ["--format", "chat", "--chat-template", "chatml"]
     for name, out, share, more in (
         ("code", code, "0", bpe),
-        ("code_heldout", TOKENS / "heldout", "0", tokenizer),
+        ("code_validation", TOKENS / "validation", "0", tokenizer),
         ("docs", TOKENS / "docs", "0", tokenizer),
         ("chats", TOKENS / "chats", "0.03", [*tokenizer, *chat]),
     ):
-        words = ["--input", str(TEXT / f"{name}.jsonl"), "--out", str(out), "--heldout-fraction", share, *more]
+        words = ["--input", str(TEXT / f"{name}.jsonl"), "--out", str(out), "--validation-fraction", share, *more]
         if code_of := run(["jaxpar.prepare", *words]):
             return code_of
     TOKENIZER.mkdir(exist_ok=True)

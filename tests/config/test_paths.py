@@ -17,14 +17,14 @@ from tests.small_run import small
 
 READ = {"data.routing", "distributed.secret_file", "parallel.schedule"}
 WRITTEN = {"run.dir", "islands.folder", "memory.offload_dir"}
-STORED = {"run.init_from", "run.mirror", "loss.reference", "data.path", "data.heldout_path", "data.tokenizer"}
+STORED = {"run.init_from", "run.mirror", "loss.reference", "data.path", "data.validation_path", "data.tokenizer"}
 """Keys that take the URL of an object store."""
 NO_PATHS = {
     "run.name", "run.profile", "run.wandb", "run.compile_cache", "model.preset", "model.keys_of", "data.end_token",
     "data.text_key", "distributed.coordinator", "rl.environment",
 }  # fmt: skip
 """Other keys with text; JAX reads and writes its cache of programs at URLs itself."""
-CHECKED = ("run.dir", "run.compile_cache", "data.path", "data.heldout_path", "data.sources", "memory.offload_dir",
+CHECKED = ("run.dir", "run.compile_cache", "data.path", "data.validation_path", "data.sources", "memory.offload_dir",
            "distributed.secret_file")  # fmt: skip
 """Keys whose paths are opened as they are written."""
 
@@ -176,7 +176,7 @@ def test_the_path_of_a_table_is_checked():
 def test_prepare_prints_no_control_characters_of_names(elsewhere: Path, capfd: pytest.CaptureFixture[str]):
     (elsewhere / "\x1b[31ma.txt").write_text("a text of some words")
     out = "o\x1b]0;t\x07"
-    begin = ["--input", "*.txt", "--out", out, "--train-bpe", "260", "--heldout-fraction", "0", "--processes", "1"]
+    begin = ["--input", "*.txt", "--out", out, "--train-bpe", "260", "--validation-fraction", "0", "--processes", "1"]
     for arguments in (begin, begin, ["--inspect", out], ["--verify", out]):
         assert prepare(arguments) == 0
         printed = "".join(capfd.readouterr())

@@ -89,11 +89,11 @@ LATENT = "model.kv_heads=null | model.latent_attention={kv_rank: 16}"
     model.position=learned | model.max_positions=512 => data.sequence_length: 1024 |
         learned positions, model.max_positions (512)
     parallel.schedule=1f1b => parallel.schedule: 1f1b | parallel.pipe is 1
-    parallel.secondary_shard=2 | parallel.zero=2 | parallel.fsdp=4 => parallel.secondary_shard: 2 | parallel.zero is 2 |
+    parallel.hpz=2 | parallel.zero=2 | parallel.fsdp=4 => parallel.hpz: 2 | parallel.zero is 2 |
         zero: 3 | or null
-    parallel.secondary_shard=3 | parallel.fsdp=4 => parallel.fsdp x expert x context: 4 | parallel.secondary_shard (3) |
+    parallel.hpz=3 | parallel.fsdp=4 => parallel.fsdp x expert x context: 4 | parallel.hpz (3) |
         3 or 6
-    parallel.secondary_shard=4 | parallel.fsdp=4 => parallel.secondary_shard: 4 | no more than 4 ranks | fewer, or null
+    parallel.hpz=4 | parallel.fsdp=4 => parallel.hpz: 4 | no more than 4 ranks | fewer, or null
     parallel.overlap.shard_state_over_replicas=true | parallel.fsdp=4 =>
         parallel.overlap.shard_state_over_replicas: true | would not be used | parallel.replica is 1 | or false
     parallel.overlap.shard_state_over_replicas=true | parallel.replica=4 | parallel.zero=0 =>
@@ -304,7 +304,7 @@ def test_what_is_unusual_but_right_is_let_through(overrides):
     parallel.context=-1 | data.sequence_length=40 => data.sequence_length: 40 | parallel.context
     parallel.fsdp=-1 => data.batch_size: 8 | parallel.replica x fsdp
     parallel.pipe=-1 => parallel.pipe | 16 x 1 chunks | 4 layers
-    parallel.fsdp=-1 | parallel.secondary_shard=3 | data.batch_size=16 => parallel.secondary_shard (3) | 15 or 18
+    parallel.fsdp=-1 | parallel.hpz=3 | data.batch_size=16 => parallel.hpz (3) | 15 or 18
     parallel.replica=-1 | parallel.fsdp=16 | data.batch_size=16 | parallel.overlap.shard_state_over_replicas=true =>
         parallel.overlap.shard_state_over_replicas: true | parallel.replica is 1
     parallel.tensor=-1 | model.heads=16 | model.kv_heads=16 | model.vocab=61 | model.vocab_multiple=1 =>

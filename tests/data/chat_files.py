@@ -45,7 +45,7 @@ def prepared_chat(out: Path, lines: list[dict[str, Any]], **changes: Any) -> Tok
 def reported_chat(out: Path, lines: list[dict[str, Any]], **changes: Any) -> tuple[TokenFolder, str]:
     """The same, and what the preparation prints. A template may be given by its text."""
     source, console = write_chat(out.with_name(f"{out.name}-input.jsonl"), lines), quiet()
-    given = {"format": "chat", "tokenizer": TOKENIZER, "heldout_fraction": 0.0} | changes
+    given = {"format": "chat", "tokenizer": TOKENIZER, "validation_fraction": 0.0} | changes
     if "{" in (given.get("chat_template") or ""):
         (template := out.with_name(f"{out.name}.jinja")).write_text(given["chat_template"])
         given["chat_template"] = str(template)

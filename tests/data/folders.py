@@ -49,7 +49,7 @@ def write_jsonl(path: Path, documents: list[str]) -> Path:
 
 def options(out: Path, *inputs: Path | str, **changes: Any) -> Options:
     """Options with small units and shards, and a tokenizer beside `out`."""
-    given: dict[str, Any] = {"unit_bytes": 500, "shard_tokens": 3000, "heldout_fraction": 0.2, "processes": 1}
+    given: dict[str, Any] = {"unit_bytes": 500, "shard_tokens": 3000, "validation_fraction": 0.2, "processes": 1}
     if "train_bpe" not in changes and "tokenizer" not in changes:
         given["tokenizer"] = write_tokenizer(out.with_name("tokenizer-of-bytes.json"))
     return Options(inputs=tuple(str(path) for path in inputs), out=out, **(given | changes))
@@ -71,9 +71,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def decoded(folder: TokenFolder) -> tuple[list[str], list[str]]:
-    """The documents to train on and those held out, as text."""
+    """The documents to train on and those for validation, as text."""
     found = []
-    for stream in (folder.train, folder.heldout):
+    for stream in (folder.train, folder.validation):
         bounds = [] if stream is None else [*stream.starts[:].tolist(), len(stream)]
         found.append([])
         for first, last in pairwise(bounds):

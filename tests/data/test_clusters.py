@@ -32,20 +32,20 @@ def folder(tmp_path_factory):
 
 def test_clusters_have_each_document_once_and_their_topic(folder):
     paths = cluster_folder(folder.path, Clustering(3), quiet())
-    train, heldout = decoded(folder)
+    train, validation = decoded(folder)
     parts = [decoded(open_token_folder(path, key="cluster")) for path in paths]
     assert sorted(text for part, _ in parts for text in part) == sorted(train)
-    assert sorted(text for _, part in parts for text in part) == sorted(heldout)
+    assert sorted(text for _, part in parts for text in part) == sorted(validation)
     for path in paths:
         open_token_folder(path, key="cluster").check()
     topics = [[sum(text.startswith(topic) for text in part) for topic in TOPICS] for part, _ in parts]
     assert sorted(row.index(max(row)) for row in topics) == [0, 1, 2]
     assert sum(map(max, topics)) >= 0.8 * len(train), "similar documents are together, as far as balance lets them"
     for row, (_, part) in zip(topics, parts, strict=True):
-        assert all(text.startswith(TOPICS[row.index(max(row))]) for text in part), "held out beside what is like it"
-    total = [folder.index.text_bytes_in(split) for split in ("train", "heldout")]
+        assert all(text.startswith(TOPICS[row.index(max(row))]) for text in part), "validation documents too"
+    total = [folder.index.text_bytes_in(split) for split in ("train", "validation")]
     indexes = [open_token_folder(path, key="cluster").index for path in paths]
-    assert [sum(index.text_bytes_in(split) for index in indexes) for split in ("train", "heldout")] == total
+    assert [sum(index.text_bytes_in(split) for index in indexes) for split in ("train", "validation")] == total
 
 
 def test_the_same_seed_gives_the_same_bytes_and_a_killed_command_ends(folder, tmp_path):

@@ -145,12 +145,16 @@ def test_data_without_a_row_is_refused(tmp_path: Path):
 
 
 def test_settings_that_a_folder_has_no_use_for_are_refused(tmp_path: Path):
-    text = prepared(tmp_path / "text", ["some text. " * 9] * 3, heldout_fraction=0.0, tokenizer=TOKENIZER).path
+    text = prepared(tmp_path / "text", ["some text. " * 9] * 3, validation_fraction=0.0, tokenizer=TOKENIZER).path
     (tmp_path / "other").mkdir()
     np.save(tmp_path / "file.npy", np.arange(99, dtype=np.uint16))
     for folder, more, parts in (
         (long_chat(tmp_path), {"packed": False}, ("data.packed: false", "/long has", "expected true")),
-        (text, {"packed": False, "heldout_path": str(long_chat(tmp_path / "other"))}, ("data.packed: false", "held")),
+        (
+            text,
+            {"packed": False, "validation_path": str(long_chat(tmp_path / "other"))},
+            ("data.packed: false", "validation"),
+        ),
         (text, {"long_conversations": "truncate_end"}, ("data.long_conversations", "no conversations", "drop")),
         (tmp_path / "file.npy", {"long_conversations": "truncate_end"}, ("data.path has no conversations",)),
         (prepared_pairs(tmp_path / "pairs").path, {"long_conversations": "truncate_end"}, ("answers", "expected drop")),
@@ -167,35 +171,41 @@ def test_a_checkpoint_whose_conversations_were_cut_is_not_continued(tmp_path: Pa
         data.continued(data.facts | {"shuffle": 2}, 20)
 
 
-def test_held_out_conversations_are_whole_also_beside_held_out_text(tmp_path: Path):
-    chat = prepared_chat(tmp_path / "chat", conversations(), heldout_fraction=0.3)
+def test_validation_conversations_are_whole_also_beside_validation_text(tmp_path: Path):
+    chat = prepared_chat(tmp_path / "chat", conversations(), validation_fraction=0.3)
     text = prepared(tmp_path / "text", [f"{n} and more. " * 9 for n in range(9)], tokenizer=TOKENIZER)
     alone = opened(chat.path, sequence_length=128)
-    assert isinstance(alone.heldout, DocumentRows) and alone.heldout.description + " held out" in alone.description
+    assert (
+        isinstance(alone.validation, DocumentRows)
+        and alone.validation.description + " for validation" in alone.description
+    )
     mixed = opened(chat.path, path=None, sources={str(chat.path): 1.0, str(text.path): 3.0}, sequence_length=128)
-    assert mixed.heldout is not None and text.heldout is not None and chat.heldout is not None
-    whole = {one["tokens"].tobytes() for one in map(alone.heldout.row, range(alone.heldout.rows_per_epoch))}
-    seen = [mixed.heldout.row(example) for example in range(3 * len(whole))]
+    assert mixed.validation is not None and text.validation is not None and chat.validation is not None
+    whole = {one["tokens"].tobytes() for one in map(alone.validation.row, range(alone.validation.rows_per_epoch))}
+    seen = [mixed.validation.row(example) for example in range(3 * len(whole))]
     assert whole <= {row["tokens"].tobytes() for row in seen}
     assert any(row["mask"].mean() > 0.9 for row in seen), "rows of text"
-    assert len(mixed.heldout.stream) == len(text.heldout) + len(chat.heldout)
+    assert len(mixed.validation.stream) == len(text.validation) + len(chat.validation)
 
 
-def test_held_out_conversations_that_are_all_longer_than_a_row_are_reported(tmp_path: Path):
-    def is_held_out(question: str) -> bool:
+def test_validation_conversations_that_are_all_longer_than_a_row_are_reported(tmp_path: Path):
+    def for_validation(question: str) -> bool:
         return is_validation("".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in
                                 (("user", question), ("assistant", "lima."))).encode(), 0.5)  # fmt: skip
 
-    long = [question for n in range(20) if is_held_out(question := f"{n}" + " peru" * 20)]
-    short = [question for n in range(20) if not is_held_out(question := f"{n} peru")]
+    long = [question for n in range(20) if for_validation(question := f"{n}" + " peru" * 20)]
+    short = [question for n in range(20) if not for_validation(question := f"{n} peru")]
     lines = [{"messages": turns(question, "lima.")} for question in long + short]
-    folder = prepared_chat(tmp_path / "out", lines, heldout_fraction=0.5)
-    assert folder.heldout is not None and len(folder.heldout.starts) == len(long)
+    folder = prepared_chat(tmp_path / "out", lines, validation_fraction=0.5)
+    assert folder.validation is not None and len(folder.validation.starts) == len(long)
     data = opened(folder.path, sequence_length=64)
-    assert data.heldout is None and "nothing held out (data.sequence_length=64 is shorter than" in data.description
-    assert opened(folder.path, sequence_length=64, long_conversations="truncate_start").heldout is not None
-    with refused("data.sequence_length=64", "the held-out data"):
-        opened(folder.path, sequence_length=64, heldout_path=str(long_only(tmp_path)))
+    assert (
+        data.validation is None
+        and "nothing for validation (data.sequence_length=64 is shorter than" in data.description
+    )
+    assert opened(folder.path, sequence_length=64, long_conversations="truncate_start").validation is not None
+    with refused("data.sequence_length=64", "the validation data"):
+        opened(folder.path, sequence_length=64, validation_path=str(long_only(tmp_path)))
 
 
 def long_only(tmp_path: Path) -> Path:

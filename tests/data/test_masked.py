@@ -105,7 +105,7 @@ def marked_folder(tmp_path: Path) -> tuple[Path, list[dict[str, Any]]]:
         nouns = [[*word.span(), "noun"] for word in words[::3]]
         verbs = [[word.start(), word.start() + 1, "verb"] for word in words[1::3]]
         lines.append({"text": text, "spans": nouns + verbs})
-    return prepared(tmp_path, lines, heldout_fraction=0.2), lines
+    return prepared(tmp_path, lines, validation_fraction=0.2), lines
 
 
 def prepared(tmp_path: Path, lines: list[dict[str, Any]], **more: Any) -> Path:
@@ -129,7 +129,7 @@ def test_spans_are_those_of_the_lines_and_are_drawn_whole_at_the_rate_of_their_k
     source = DataConfig(source="tokens", path=str(folder), sequence_length=128)
     data = masked(source, vocab=None, rate=0.1, mask_token=250, spans={"noun": 0.6})
     train, codec = data.train, open_token_folder(folder, key="data.path").codec
-    assert isinstance(train, MaskedRows) and isinstance(train.plain, PackedRows) and data.heldout is not None
+    assert isinstance(train, MaskedRows) and isinstance(train.plain, PackedRows) and data.validation is not None
     stream, spans = train.stream, read_spans(span_file(folder, "train"), open_token_folder(folder, key="").identity)
     words = [codec.decode(stream.tokens[first:stop]) for first, stop in zip(spans.first, spans.stop, strict=True)]
     in_train = [one for one in lines if any(len(one["text"]) + 1 == length for length in stream.lengths)]
@@ -181,7 +181,7 @@ def test_lines_of_spans_that_do_not_fit_are_refused(tmp_path: Path):
 
 def test_a_text_of_spans_may_have_line_separators_of_unicode(tmp_path: Path):
     lines = [{"text": text, "spans": [[2, 7, "noun"]]} for text in ("a\u2028b\u2029c\x85d", "efghijkl")]
-    folder = prepared(tmp_path, lines, heldout_fraction=0.0)
+    folder = prepared(tmp_path, lines, validation_fraction=0.0)
     mark_spans(write_spans(tmp_path, lines), folder, quiet())
     opened = open_token_folder(folder, key="")
     spans = read_spans(span_file(folder, "train"), opened.identity)

@@ -28,14 +28,14 @@ def documents(stream: TokenStream) -> list[bytes]:
     return [part[:-1].astype(np.uint8).tobytes() for part in parts]
 
 
-def test_every_module_is_in_one_split_and_about_a_twelfth_is_held_out(data):
+def test_every_module_is_in_one_split_and_about_a_twelfth_is_for_validation(data):
     root = Path(sysconfig.get_path("stdlib"))
-    train, heldout = (set(documents(data.train.stream)), set(documents(data.heldout.stream)))
-    assert 0.06 < len(data.heldout.stream) / (len(data.train.stream) + len(data.heldout.stream)) <= 0.081
-    assert {(root / "random.py").read_bytes(), (root / "asyncio" / "tasks.py").read_bytes()} <= train | heldout
+    train, validation = (set(documents(data.train.stream)), set(documents(data.validation.stream)))
+    assert 0.06 < len(data.validation.stream) / (len(data.train.stream) + len(data.validation.stream)) <= 0.081
+    assert {(root / "random.py").read_bytes(), (root / "asyncio" / "tasks.py").read_bytes()} <= train | validation
     for package in ("json", "email", "asyncio", "logging"):
         texts = {path.read_bytes() for path in (root / package).glob("*.py")} - {b""}
-        assert texts <= train or texts <= heldout
+        assert texts <= train or texts <= validation
 
 
 def test_the_split_does_not_separate_a_module_from_its_python_twin():
@@ -54,7 +54,7 @@ def test_tests_and_installed_packages_and_generated_files_are_left_out(tmp_path)
     texts = [documents(stream) for stream in stdlib.read_stdlib(tmp_path)]
     assert sorted(itertools.chain(*texts)) == sorted(text for text in kept.values() if text)
     assert all(split == sorted(split) for split in texts), "documents are in the order of their paths"
-    assert b"d" * 900 in texts[0], "what is more than the held-out share is never held out"
+    assert b"d" * 900 in texts[0], "what is more than the validation share is never for validation"
 
 
 def test_the_split_is_decided_by_names_and_stays():
@@ -85,11 +85,11 @@ def test_a_vocabulary_that_is_too_small_is_a_users_error():
 
 
 def test_the_bigram_model_of_the_split_is_worth_about_two_and_a_half_nats(data):
-    scored = [batch_rows(data.heldout, step, 16, range(16)) for step in range(8)]
+    scored = [batch_rows(data.validation, step, 16, range(16)) for step in range(8)]
     assert 2.3 < bigram_loss(data.train.stream, scored, data.vocab) < 2.6
 
 
-def test_heldout_rows_do_not_depend_on_the_seed_and_training_rows_do(data):
+def test_validation_rows_do_not_depend_on_the_seed_and_training_rows_do(data):
     other = open_data(DataConfig(sequence_length=512, batch_size=16), vocab=None, seed=1)
-    assert (other.heldout.row(3)["tokens"] == data.heldout.row(3)["tokens"]).all()
+    assert (other.validation.row(3)["tokens"] == data.validation.row(3)["tokens"]).all()
     assert (other.train.row(3)["tokens"] != data.train.row(3)["tokens"]).any()

@@ -38,10 +38,10 @@ def test_context_helps_and_more_context_helps_more():
     assert one - two > 0.3
 
 
-def test_training_and_heldout_text_differ_and_are_one_language():
+def test_training_and_validation_text_differ_and_are_one_language():
     data = open_data(DataConfig(source="synthetic", sequence_length=1024), vocab=32, seed=0)
-    train, heldout = data.train.row(0)["tokens"], data.heldout.row(0)["tokens"]
-    assert (train != heldout).mean() > 0.5
+    train, validation = data.train.row(0)["tokens"], data.validation.row(0)["tokens"]
+    assert (train != validation).mean() > 0.5
     assert (data.train.row(1)["tokens"] != train).mean() > 0.5
 
     def transitions(dataset) -> np.ndarray:
@@ -49,7 +49,7 @@ def test_training_and_heldout_text_differ_and_are_one_language():
         counts = np.bincount(tokens[:-1] * 32 + tokens[1:], minlength=32 * 32).reshape(32, 32)
         return counts / counts.sum()
 
-    assert np.abs(transitions(data.train) - transitions(data.heldout)).sum() < 0.1
+    assert np.abs(transitions(data.train) - transitions(data.validation)).sum() < 0.1
 
 
 def test_the_default_vocabulary_and_one_that_is_too_small():

@@ -1,4 +1,4 @@
-"""Token folders as data: alone or mixed, with their tokenizer, their held-out documents and their vocabulary."""
+"""Token folders as data: alone or mixed, with their tokenizer, their validation documents and their vocabulary."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def folders(tmp_path_factory):
     other = write_tokenizer(root / "other.json", more=("<x>",))
     prepared(root / "a", texts(80, seed=1))
     prepared(root / "b", texts(40, seed=2))
-    prepared(root / "bare", texts(40, seed=3), heldout_fraction=0.0)
+    prepared(root / "bare", texts(40, seed=3), validation_fraction=0.0)
     prepared(root / "other", texts(40, seed=4), tokenizer=other)
     np.save(root / "plain.npy", np.arange(100, dtype=np.uint16))
     return root
@@ -34,31 +34,31 @@ def config(path=None, **changes) -> DataConfig:
 
 def test_a_folder_is_data_with_text_and_a_split(folders):
     data = open_data(config(folders / "a"), vocab=None, seed=0)
-    assert isinstance(data.train, PackedRows) and isinstance(data.heldout, PackedRows)
+    assert isinstance(data.train, PackedRows) and isinstance(data.validation, PackedRows)
     assert (data.vocab, data.separator) == (257, 256)
     assert data.encode_start is not None and data.decode is not None
     assert data.decode([*data.encode_start("a word"), 256]) == "a word"
-    train, heldout = data.train.stream, data.heldout.stream
+    train, validation = data.train.stream, data.validation.stream
     assert data.description == (
         f"{folders / 'a'}: {len(train):,} tokens in {len(train.starts)} documents to train on, "
-        f"{len(heldout):,} in {len(heldout.starts)} held out"
+        f"{len(validation):,} in {len(validation.starts)} for validation"
     )
     assert data.train.epochs(data.train.rows_per_epoch * 3) == {str(folders / "a"): 3.0}
 
 
-def test_sources_are_mixed_and_all_that_is_held_out_is_evaluated(folders):
+def test_sources_are_mixed_and_all_validation_documents_are_evaluated(folders):
     a, b = str(folders / "a"), str(folders / "b")
     data = open_data(config(sources={a: 3, b: 1}), vocab=None, seed=0)
     alone = [open_data(config(path), vocab=None, seed=0) for path in (a, b)]
     assert isinstance(data.train, Mixture)
     assert data.train.epochs(0) == {a: 0.0, b: 0.0}
     assert data.description.startswith(f"75.0% {a}: ")
-    heldout = np.concatenate([each.heldout.stream.tokens[:] for each in alone])
-    assert data.heldout is not None
-    np.testing.assert_array_equal(data.heldout.stream.tokens[:], heldout)
+    validation = np.concatenate([each.validation.stream.tokens[:] for each in alone])
+    assert data.validation is not None
+    np.testing.assert_array_equal(data.validation.stream.tokens[:], validation)
     changed = open_data(config(sources={b: 1, a: 1}), vocab=None, seed=0)
-    assert changed.heldout is not None
-    assert sorted(changed.heldout.stream.lengths) == sorted(data.heldout.stream.lengths)
+    assert changed.validation is not None
+    assert sorted(changed.validation.stream.lengths) == sorted(data.validation.stream.lengths)
     found, row = data.train.source_row(11)
     for name, values in alone[found.name == b].train.row(row).items():
         np.testing.assert_array_equal(data.train.row(11)[name], values)
@@ -75,35 +75,35 @@ def test_weights_change_and_folders_leave_as_configured(folders):
     assert data.train.epochs(10**6)[b] <= 0.5 and data.examples is None
 
 
-def test_what_is_held_out_may_come_from_another_folder(folders):
+def test_validation_documents_may_come_from_another_folder(folders):
     data = open_data(config(folders / "bare"), vocab=None, seed=0)
-    assert data.heldout is None and data.description.endswith("nothing held out")
-    other = open_data(config(folders / "bare", heldout_path=str(folders / "a")), vocab=None, seed=0)
-    of_a = open_data(config(folders / "a"), vocab=None, seed=0).heldout
-    assert other.heldout is not None and of_a is not None
-    np.testing.assert_array_equal(other.heldout.stream.tokens[:], of_a.stream.tokens[:])
-    whole = open_data(config(folders / "a", heldout_path=str(folders / "bare")), vocab=None, seed=0)
-    assert whole.heldout is not None
-    assert len(whole.heldout.stream.starts) == 40
+    assert data.validation is None and data.description.endswith("nothing for validation")
+    other = open_data(config(folders / "bare", validation_path=str(folders / "a")), vocab=None, seed=0)
+    of_a = open_data(config(folders / "a"), vocab=None, seed=0).validation
+    assert other.validation is not None and of_a is not None
+    np.testing.assert_array_equal(other.validation.stream.tokens[:], of_a.stream.tokens[:])
+    whole = open_data(config(folders / "a", validation_path=str(folders / "bare")), vocab=None, seed=0)
+    assert whole.validation is not None
+    assert len(whole.validation.stream.starts) == 40
 
 
 def test_several_sets_are_evaluated_by_their_names(folders):
     sets = {"own": str(folders / "a"), "bare": str(folders / "bare")}
-    data = open_data(config(folders / "b", heldout=sets), vocab=None, seed=0)
+    data = open_data(config(folders / "b", validation=sets), vocab=None, seed=0)
     alone = {
-        name: open_data(config(folders / "b", heldout_path=path), vocab=None, seed=0).heldout
+        name: open_data(config(folders / "b", validation_path=path), vocab=None, seed=0).validation
         for name, path in sets.items()
     }
-    assert list(data.evaluated) == ["own", "bare"] and data.heldout is data.evaluated["own"]
+    assert list(data.evaluated) == ["own", "bare"] and data.validation is data.evaluated["own"]
     for name, rows in data.evaluated.items():
         np.testing.assert_array_equal(rows.row(3)["tokens"], alone[name].row(3)["tokens"])
-    assert "own: " in data.description and data.description.endswith("in 40 held out")
+    assert "own: " in data.description and data.description.endswith("in 40 for validation")
 
 
-def test_held_out_documents_that_are_less_than_a_row_are_reported(folders):
+def test_validation_documents_that_are_less_than_a_row_are_reported(folders):
     data = open_data(config(folders / "b", sequence_length=1000), vocab=None, seed=0)
-    assert data.heldout is None
-    assert "nothing held out (" in data.description
+    assert data.validation is None
+    assert "nothing for validation (" in data.description
     assert data.description.endswith("which has 409 tokens; expected at most 409, or more data)")
 
 
@@ -126,11 +126,19 @@ def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
         ({"path": "a"}, 50257, ("model.vocab=50257", "expected 257", "up to 269", "null")),
         ({"path": "a", "separator": 3}, None, ("data.separator=3", "expected 256")),
         ({"sources": ["a", "other"]}, None, ("other'", "another tokenizer", "a'", "expected")),
-        ({"path": "a", "heldout_path": "other"}, None, ("data.heldout_path=", "other'", "another tokenizer")),
-        ({"path": "a", "heldout_path": "plain.npy"}, None, ("data.heldout_path=", "plain.npy'", "not a token folder")),
-        ({"path": "plain.npy", "heldout_path": "a"}, None, ("heldout_path=", "a' is a folder", "data.path is a file")),
-        ({"path": "a", "heldout": {"x": "other"}}, None, ("data.heldout.x=", "other'", "another tokenizer")),
-        ({"path": "plain.npy", "heldout": {"x": "a"}}, None, ("data.heldout names", "data.path is a file")),
+        ({"path": "a", "validation_path": "other"}, None, ("data.validation_path=", "other'", "another tokenizer")),
+        (
+            {"path": "a", "validation_path": "plain.npy"},
+            None,
+            ("data.validation_path=", "plain.npy'", "not a token folder"),
+        ),
+        (
+            {"path": "plain.npy", "validation_path": "a"},
+            None,
+            ("validation_path=", "a' is a folder", "data.path is a file"),
+        ),
+        ({"path": "a", "validation": {"x": "other"}}, None, ("data.validation.x=", "other'", "another tokenizer")),
+        ({"path": "plain.npy", "validation": {"x": "a"}}, None, ("data.validation names", "data.path is a file")),
         ({"sources": ["a", "plain.npy"]}, None, ("data.sources: ", "plain.npy'", "not a folder", "a token folder")),
         ({"sources": ["a", "gone"]}, None, ("data.sources: ", "gone'", "does not exist", "expected a token folder")),
         ({"sources": ["a", "copy"]}, None, ("copy'", "a'", "the same tokens")),
@@ -145,7 +153,7 @@ def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, parts):
         (folders / "empty").mkdir()
     named = {
         key: {str(folders / name): 1.0 for name in value} if key == "sources" else
-        {name: str(folders / path) for name, path in value.items()} if key == "heldout" else
+        {name: str(folders / path) for name, path in value.items()} if key == "validation" else
         str(folders / value) if isinstance(value, str) else value
         for key, value in keys.items()
     }  # fmt: skip
@@ -171,7 +179,7 @@ def test_data_continues_in_the_order_that_its_run_began_with(folders, mixed):
     if not mixed:
         first = PackedRows(data.train.stream, sequence_length=16, packed=True, seed=4, shuffle=1)
         assert tokens(before) == [first.row(example)["tokens"].tolist() for example in range(20, 30)]
-    assert before.heldout is data.heldout and data.heldout is not None and data.heldout.shuffle == 1
+    assert before.validation is data.validation and data.validation is not None and data.validation.shuffle == 1
     with refused("version 4", "1, 2 or 3", "the release that saved it"):
         data.continued(facts | {"shuffle": 4}, 20)
 

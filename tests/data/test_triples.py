@@ -42,7 +42,7 @@ def written(folder: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 def test_rows_have_the_triples_whose_spans_they_have_with_weights_by_relation_and_hop(tmp_path: Path):
-    folder, lines = prepared(tmp_path, lines_of(), heldout_fraction=0.2), lines_of()
+    folder, lines = prepared(tmp_path, lines_of(), validation_fraction=0.2), lines_of()
     mark_triples(written(tmp_path, lines), folder, quiet())
     source = DataConfig(source="tokens", path=str(folder), sequence_length=100)
     data = masked(source, vocab=None, mask_token=250, contrastive=TERM)
@@ -54,7 +54,7 @@ def test_rows_have_the_triples_whose_spans_they_have_with_weights_by_relation_an
         by_head[text[: text.index(":")]] = tails
     weights = {"near": 1.0, "far": 1.5}
     seen = 0
-    for rows in (data.train, data.heldout):
+    for rows in (data.train, data.validation):
         assert isinstance(rows, MaskedRows) and isinstance(rows.plain, PackedRows)
         for example in range(rows.rows_per_epoch):
             row = rows.row(example)
@@ -87,7 +87,7 @@ def test_a_row_takes_the_first_triples_within_its_parts():
 
 def test_lines_that_do_not_fit_are_refused(tmp_path: Path):
     lines = lines_of(20)
-    folder = prepared(tmp_path, lines, heldout_fraction=0.2)
+    folder = prepared(tmp_path, lines, validation_fraction=0.2)
     source = DataConfig(source="tokens", path=str(folder), sequence_length=64)
     text, one = lines[1]["text"], [[0, 3], "r", [4, 6], 1]
     with refused("triples-train.bin", "does not exist", "--triples FILE"):

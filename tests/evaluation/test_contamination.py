@@ -17,14 +17,14 @@ from tests.sentences import refused
 def test_planted_texts_are_found_in_the_training_documents_alone(tmp_path: Path):
     draw = np.random.default_rng(0)
     folder = prepared(tmp_path / "tokens", ["".join(draw.choice(list("abcdefgh"), 90)) for _ in range(60)])
-    trained, held_out = decoded(folder)
+    trained, validation = decoded(folder)
     seen, planted = trained[5], f"~~~~~{trained[2][10:50]}~~~~~"
     across = trained[0][-15:] + trained[1][:15]  # the end of one document and the beginning of the next
     choice = Choice(seen[:20], (seen[20:40], "something else"), 0)
     tasks = [
         Task("documents", Perplexity("x"), (Document(planted), Document("zyx " * 10), Document(across), Document("w"))),
         Task("choices", MultipleChoice("x", delimiter=""), (choice,)),
-        Task("held out", Perplexity("x"), (Document(held_out[0]),)),
+        Task("validation", Perplexity("x"), (Document(validation[0]),)),
     ]
     found = shared_ngrams(folder.path, tasks, 20)
     planted_overlap, other, joined, short = found[0]

@@ -94,7 +94,7 @@ _PARALLEL: dict[str, dict[str, dict[str, Any]]] = {
     "slices": {
         "slices": {"experts": {"slices": 2}}, "local rows first": {"experts": {"slices": 2, "own_rows": "first"}}
     },
-    "capacity": {"little room": {"experts": {"capacity": 1.0}}}, "shard": {"secondary shard": {"secondary_shard": 2}},
+    "capacity": {"little room": {"experts": {"capacity": 1.0}}}, "shard": {"hpZ shard": {"hpz": 2}},
 }  # fmt: skip
 _MEMORY: dict[str, dict[str, dict[str, Any]]] = {
     "remat": {f"remat {name}": {"remat": name} for name in ("none", "full", "selective")}

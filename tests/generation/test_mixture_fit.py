@@ -5,42 +5,42 @@ import numpy as np
 from jaxpar.data.clusters.ngrams import buckets, grams_of
 from jaxpar.evaluation.mixture import nats
 from jaxpar.generation.mixture import fit
-from jaxpar.generation.mixture.fit import HeldOut, counted_table, evidence_before, fitted
+from jaxpar.generation.mixture.fit import ValidationRows, counted_table, evidence_before, fitted
 
 K = 3
 
 
-def heldout(seed: int, informative: float) -> HeldOut:
+def validation(seed: int, informative: float) -> ValidationRows:
     """Tokens each of which one model predicts well, of which the evidence says more or less."""
     draw = np.random.default_rng(seed)
     right = draw.integers(0, K, 4000)
     scores = np.log(np.where(np.arange(K) == right[:, None], 0.5, 0.05))
-    return HeldOut(informative * (np.arange(K) == right[:, None]) + draw.normal(size=(4000, K)), scores)
+    return ValidationRows(informative * (np.arange(K) == right[:, None]) + draw.normal(size=(4000, K)), scores)
 
 
-def loss(theta: np.ndarray, rows: HeldOut) -> float:
+def loss(theta: np.ndarray, rows: ValidationRows) -> float:
     logits = theta[0] * rows.evidence + theta[1:]
     odds = np.exp(logits)
     return float(-np.log((odds * np.exp(rows.log_probabilities)).sum(1) / odds.sum(1)).mean())
 
 
 def test_the_gradient_is_that_of_the_likelihood():
-    rows, theta = heldout(0, 1.0), np.array([0.7, 0.3, -0.2, 0.1])
+    rows, theta = validation(0, 1.0), np.array([0.7, 0.3, -0.2, 0.1])
     step = 1e-5 * np.eye(len(theta))
     differences = [(loss(theta + one, rows) - loss(theta - one, rows)) / 2e-5 for one in step]
     np.testing.assert_allclose(fit._gradient(theta, rows), differences, atol=1e-9)
 
 
 def test_evidence_weighs_as_much_as_it_is_worth():
-    useful, (scale, bias) = heldout(1, 2.0), fitted(heldout(0, 2.0))
-    assert abs(fitted(heldout(0, 0.0))[0]) < 0.1 < scale
-    found = nats(HeldOut(scale * useful.evidence + bias, useful.log_probabilities))
+    useful, (scale, bias) = validation(1, 2.0), fitted(validation(0, 2.0))
+    assert abs(fitted(validation(0, 0.0))[0]) < 0.1 < scale
+    found = nats(ValidationRows(scale * useful.evidence + bias, useful.log_probabilities))
     assert found["top 3"] < min(found["all alike"], *(found[f"model {one} alone"] for one in range(K))) - 0.1
     np.testing.assert_allclose(found["top 3"], loss(np.array([scale, *bias]), useful), rtol=1e-12)
     best = (scale * useful.evidence + bias).argmax(1)
     alone = -np.take_along_axis(useful.log_probabilities, best[:, None], 1).mean()
     np.testing.assert_allclose(found["top 1"], alone, rtol=1e-12)
-    again = fitted(heldout(0, 2.0))
+    again = fitted(validation(0, 2.0))
     assert again[0] == scale and (again[1] == bias).all()
 
 

@@ -209,7 +209,7 @@ def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
 
 @pytest.mark.long
 def test_master_weights_on_the_host_become_the_codes_that_they_become_on_the_device():
-    """In bfloat16, where codes of stored copies would be others: gradients and held-out loss, bit for bit, also with
+    """In bfloat16, where codes of stored copies would be others: gradients and validation loss, bit for bit, also with
     some matrices on the device."""
     found, some = [], ("layers.all.attention.query", "layers.all.mlp.up")
     for memory, stays in (({}, ()), ({"optimizer_offload": "host"}, ()), ({"optimizer_offload": "host"}, some)):
@@ -218,8 +218,8 @@ def test_master_weights_on_the_host_become_the_codes_that_they_become_on_the_dev
         assert codes_once(layout.plan)
         run.step = TrainStep(layout, run.step.mesh)
         state = run.step.residency.initial_state()
-        held_out = run.step.evaluate(state.master, run.batch(1))
-        found.append(jax.device_get((run.step.gradients(state, run.batch(0)), held_out)))
+        validation = run.step.evaluate(state.master, run.batch(1))
+        found.append(jax.device_get((run.step.gradients(state, run.batch(0)), validation)))
     for other in found[1:]:
         assert_same_bits(other, found[0])
 

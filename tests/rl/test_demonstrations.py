@@ -1,4 +1,4 @@
-"""Demonstrations: the loss counts what follows a prompt, and the prompts that rewards are tried on stay held out."""
+"""Demonstrations: the loss is of what follows a prompt, and the validation prompts are those of a run of rewards."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_the_loss_counts_what_follows_a_prompt():
     assert row["segments"].max() > 1
 
 
-def test_the_prompts_that_are_held_out_are_those_of_the_run_of_rewards():
+def test_the_validation_prompts_are_those_of_the_run_of_rewards():
     demonstrated = open_data(demonstrations("json"), vocab=None, seed=0)
     drawn = open_data(DataConfig(source="prompts", path="json"), vocab=None, seed=0)
-    assert isinstance(drawn.heldout, PromptRows) and isinstance(demonstrated.heldout, DocumentRows)
-    stream, heldout = demonstrated.heldout.stream, drawn.heldout.prompts
-    assert len(stream.starts) == len(heldout) > 128
-    assert (stream.tokens[: len(heldout[0].tokens)] == np.array(heldout[0].tokens)).all()
+    assert isinstance(drawn.validation, PromptRows) and isinstance(demonstrated.validation, DocumentRows)
+    stream, validation = demonstrated.validation.stream, drawn.validation.prompts
+    assert len(stream.starts) == len(validation) > 128
+    assert (stream.tokens[: len(validation[0].tokens)] == np.array(validation[0].tokens)).all()
 
 
 def test_one_of_five_demonstrations_of_the_task_is_right():
@@ -61,7 +61,9 @@ def test_prompts_without_a_demonstration_are_refused(tmp_path: Path):
         "\n".join(map(json.dumps, [{"prompt": "a", "completion": "b"}, {"prompt": "c"}]))
     )
     with refused("data.path", "prompt", "'c'", "completion"):
-        open_data(demonstrations(f"{tmp_path}/some.jsonl", heldout_path=f"{tmp_path}/some.jsonl"), vocab=None, seed=0)
+        open_data(
+            demonstrations(f"{tmp_path}/some.jsonl", validation_path=f"{tmp_path}/some.jsonl"), vocab=None, seed=0
+        )
     with refused("data.path: 'digits'", "prompt 1", "completion"):
         open_data(demonstrations("digits"), vocab=None, seed=0)
     with refused("model.vocab: 8", "at least 257"):

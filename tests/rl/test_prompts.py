@@ -50,7 +50,9 @@ def test_a_prompt_begins_a_document_and_what_follows_does_not(tmp_path: Path):
     """Names of special tokens are those tokens in a prompt, and text in what follows it."""
     (tmp_path / "some.jsonl").write_text('{"prompt": "<|im_start|>hi", "completion": "hi<|im_end|>"}\n' * 2)
     path = str(tmp_path / "some.jsonl")
-    data = DataConfig("demonstrations", path=path, heldout_path=path, tokenizer=beginning(tmp_path), sequence_length=64)
+    data = DataConfig(
+        "demonstrations", path=path, validation_path=path, tokenizer=beginning(tmp_path), sequence_length=64
+    )
     codec, row = Tokenizer(beginning(tmp_path), None), open_data(data, vocab=None, seed=0).train.row(0)
     bos, start = codec.encode("<bos><|im_start|>", special_tokens=True)
     document = row["segments"] == 1
@@ -84,14 +86,14 @@ def test_prompts_may_be_at_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JAXPAR_CACHE", str(tmp_path))
     url = "memory://prompts/some.jsonl"
     store.write(url, b'{"prompt": "a"}\n{"prompt": "b"}\n')
-    assert read_records("reverse", url).heldout == read_records(url, url).train == [{"prompt": "a"}, {"prompt": "b"}]
+    assert read_records("reverse", url).validation == read_records(url, url).train == [{"prompt": "a"}, {"prompt": "b"}]
 
 
 def test_prompts_that_are_messages_are_rendered_by_the_template_of_the_tokenizer(tmp_path: Path):
     """The assistant's turn begins behind them; a message that spells a special token is refused."""
     file = tmp_path / "chat.jsonl"
     write = lambda *prompts: file.write_text("\n".join(json.dumps({"prompt": one}) for one in prompts))
-    data = DataConfig(source="prompts", path=str(file), heldout_path=str(file), tokenizer=CHAT)
+    data = DataConfig(source="prompts", path=str(file), validation_path=str(file), tokenizer=CHAT)
     message = {"role": "user", "content": "hi"}
     write([message], "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
     rows = open_prompts(data, None, 1).train
@@ -139,8 +141,8 @@ def test_prompts_of_a_file_and_of_a_function(tmp_path: Path):
         devices=jax.devices()[:1],
     )
     rows = of("sums.jsonl").data
-    assert isinstance(rows.train, PromptRows) and isinstance(rows.heldout, PromptRows)
-    texts = {one.record["prompt"] for part in (rows.train, rows.heldout) for one in part.prompts}
+    assert isinstance(rows.train, PromptRows) and isinstance(rows.validation, PromptRows)
+    texts = {one.record["prompt"] for part in (rows.train, rows.validation) for one in part.prompts}
     assert texts == {one["prompt"] for one in records}
     epoch = [one.tokens for one in rows.train.taken(0, len(rows.train.prompts))]
     assert len(set(epoch)) == len(epoch) and rows.decode is not None

@@ -12,16 +12,17 @@ from jaxpar.config.spelling import quoted
 from jaxpar.config.urls import path_of
 
 STORED = (
-    "run.init_from", "run.mirror", "loss.reference", "data.path", "data.heldout_path", "data.tokenizer", "data.sources",
+    "run.init_from", "run.mirror", "loss.reference", "data.path", "data.validation_path", "data.tokenizer",
+    "data.sources",
 )  # fmt: skip
 """Keys that take the URL of an object store too."""
 
 PATHS = (
-    "run.init_from", "loss.reference", "data.path", "data.heldout_path", "data.tokenizer", "data.routing",
+    "run.init_from", "loss.reference", "data.path", "data.validation_path", "data.tokenizer", "data.routing",
     "distributed.secret_file", "parallel.schedule", "run.dir", "run.mirror", "islands.folder", "memory.offload_dir",
     "rl.sampler.folder", "run.compile_cache",
 )  # fmt: skip
-"""Keys whose value is one path. `data.sources`, `data.later_sources` and `data.heldout` have several."""
+"""Keys whose value is one path. `data.sources`, `data.later_sources` and `data.validation` have several."""
 
 
 def check_paths(config: Config) -> None:
@@ -29,13 +30,13 @@ def check_paths(config: Config) -> None:
     paths = {key: attrgetter(key)(config) for key in PATHS}
     later = (path for one in config.data.later_sources for path in one.sources)
     sources = (("data.sources", path) for path in (*(config.data.sources or ()), *later))
-    sets = ((f"data.heldout.{name}", path) for name, path in (config.data.heldout or {}).items())
+    sets = ((f"data.validation.{name}", path) for name, path in (config.data.validation or {}).items())
     for key, path in (*paths.items(), *sources, *sets):
         if path is None:
             continue
         if not path.isprintable():  # The console prints it.
             raise UserError(f"{key}: {quoted(path)} has control characters; expected a path without")
-        if key in STORED or key.startswith("data.heldout."):
+        if key in STORED or key.startswith("data.validation."):
             location = user_location(path, key, written=key == "run.mirror")
             if key == "run.mirror" and isinstance(location, Path):
                 raise UserError(f"run.mirror: {quoted(path)} is a path; expected a URL, as in s3://bucket/runs")

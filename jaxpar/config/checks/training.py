@@ -85,7 +85,7 @@ def _check_path(data: DataConfig) -> None:
         )
     if data.path == "":
         raise UserError("data.path: expected the path of a token folder or a file of tokens, got an empty text")
-    _check_heldout(data)
+    _check_validation(data)
     if data.sources is None:
         for key in ("later_sources", "max_epochs"):
             if getattr(data, key):
@@ -120,20 +120,20 @@ def _check_max_epochs(data: DataConfig, known: Collection[str]) -> None:
             raise UserError(f"data.max_epochs: {quoted(path)}: {most:g}; expected more than 0")
 
 
-def _check_heldout(data: DataConfig) -> None:
-    if data.heldout is None:
+def _check_validation(data: DataConfig) -> None:
+    if data.validation is None:
         return
-    if data.heldout_path is not None:
+    if data.validation_path is not None:
         raise UserError(
-            "data.heldout_path: it is set with data.heldout, which names folders too; expected one of the two"
+            "data.validation_path: it is set with data.validation, which names folders too; expected one of the two"
         )
-    if not data.heldout:
-        raise UserError("data.heldout: expected names with token folders, or null")
-    for name in data.heldout:
+    if not data.validation:
+        raise UserError("data.validation: expected names with token folders, or null")
+    for name in data.validation:
         if not re.fullmatch(r"[A-Za-z0-9_]{1,40}", name):
             raise UserError(
-                f"data.heldout: {quoted(name)}: expected a name of at most 40 letters, digits and underscores, which "
-                "names its curve"
+                f"data.validation: {quoted(name)}: expected a name of at most 40 letters, digits and underscores, "
+                "which names its curve"
             )
 
 

@@ -1,4 +1,4 @@
-"""Checks of how weights travel: secondary shards, state over replicas and quantised messages."""
+"""Checks of how weights travel: hpZ shards, state over replicas and quantised messages."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 
 
-def check_secondary(config: Config) -> None:
-    """Refuse a secondary shard without sharded weights, or whose ranks do not divide those that they are sharded over;
+def check_hpz(config: Config) -> None:
+    """Refuse an hpZ shard without sharded weights, or whose ranks do not divide those that they are sharded over;
     while an axis is -1 their number is not known."""
     parallel = config.parallel
-    shard = parallel.secondary_shard
+    shard = parallel.hpz
     if shard is None:
         return
     if parallel.zero != 3:
         raise UserError(
-            f"parallel.secondary_shard: {shard} is for weights that are sharded between their uses, and parallel.zero "
+            f"parallel.hpz: {shard} is for weights that are sharded between their uses, and parallel.zero "
             f"is {parallel.zero}; expected parallel.zero: 3 with it, or null"
         )
     if -1 in (getattr(parallel, axis) for axis in SHARD_AXES):
         return
     ranks, over = known(parallel, *SHARD_AXES), f"parallel.{' x '.join(SHARD_AXES)}"
-    divides(over, ranks, "parallel.secondary_shard", shard)
+    divides(over, ranks, "parallel.hpz", shard)
     if ranks == shard:
         raise UserError(
-            f"parallel.secondary_shard: {shard} would not be used, because the weights are sharded over no more than "
+            f"parallel.hpz: {shard} would not be used, because the weights are sharded over no more than "
             f"{ranks} ranks ({over}); expected fewer, or null"
         )
 

@@ -57,10 +57,10 @@ class ParallelConfig:
     context_order: Literal["auto", "contiguous", "zigzag", "striped"] = "auto"
     """Tokens of a row that a context rank holds: one contiguous part; two parts, one from each end (`zigzag`); or
     every n-th token of n ranks (`striped`). The latter two balance the work of a causal mask."""
-    secondary_shard: Annotated[int, at_least(2, RANKS)] | None = None
+    hpz: Annotated[int, at_least(2, RANKS)] | None = None
     """Neighbouring ranks of fsdp x expert x context, in one node, that hold a second copy of the weights among them
     during a step, from which each microbatch's forward and backward gather (ZeRO++'s hpZ); null holds none. It takes
-    1 / `secondary_shard` of the weights' bytes on each device (`docs/zeropp.md`)."""
+    1 / `hpz` of the weights' bytes on each device (`docs/zeropp.md`)."""
     quantized: QuantizedConfig = field(default_factory=QuantizedConfig)
     """Messages in blocks of few bits."""
     ulysses: Annotated[int, at_least(1, RANKS)] | None = None

@@ -141,11 +141,11 @@ class DataConfig:
     max_epochs: dict[str, float] | None = field(default=None, hash=False)
     """Most epochs of some of the `sources`: `{a/tokens: 4}`. After them a folder's weight goes to the others, in
     proportion to theirs; a run for which all folders together have too few rows is refused."""
-    heldout_path: str | None = None
-    """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file. For
-    `source: stream` other files of text; null holds documents out by `heldout_fraction`. For
-    `source: prompts` or `demonstrations` another file of prompts; null holds one in 16 out."""
-    heldout: dict[str, str] | None = field(default=None, hash=False)
+    validation_path: str | None = None
+    """Token folder (or file) to evaluate on; null means the validation documents of the folders, and nothing for a
+    file. For `source: stream` other files of text; null takes documents by `validation_fraction`. For
+    `source: prompts` or `demonstrations` another file of prompts; null takes one in 16 for validation."""
+    validation: dict[str, str] | None = field(default=None, hash=False)
     """Several sets to evaluate on instead, by name, each a token folder: `{code: a/tokens, web: b/tokens}`. Each has
     its own curve, `eval_loss_code`, and `eval_loss` is over all. They may change when a run is continued."""
     tokenizer: str | None = None
@@ -156,8 +156,8 @@ class DataConfig:
     a common one that it has."""
     text_key: str = "text"
     """Key of a JSON line, or column of a table, with the text of a document of `source: stream`."""
-    heldout_fraction: Annotated[float, SHARE] = 0.005
-    """Share of the documents of `source: stream` that is held out, by a hash of their text, as `python -m
+    validation_fraction: Annotated[float, SHARE] = 0.005
+    """Share of the documents of `source: stream` that are for validation, by a hash of their text, as `python -m
     jaxpar.prepare` does it."""
     workers: Annotated[int, at_least(1, 1024)] | None = None
     """Processes that tokenize for `source: stream`, of each process of the run; null divides the processors of a host,
@@ -185,13 +185,13 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Loss on held-out data, and a sample at the end."""
+    """Loss on validation data, and a sample at the end."""
 
     every: Annotated[int, at_least(0)] = 0
     """Steps between evaluations; 0 evaluates at the end only."""
     batches: Annotated[int, at_least(0, WIDTH)] = 8
     """Batches per evaluation, always the same ones; 0 turns evaluation off."""
     sample_tokens: Annotated[int, at_least(0, 2**20)] = 0
-    """Tokens to generate from a held-out prompt at the end; 0 means none."""
+    """Tokens to generate from a validation prompt at the end; 0 means none."""
     ema: bool = False
     """Evaluate and sample with the moving average of the weights (`optimizer.ema`) instead of the weights."""

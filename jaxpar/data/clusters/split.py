@@ -26,7 +26,7 @@ from jaxpar.data.prepare.output.atomic_files import write_file
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.digests import digest
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
-from jaxpar.data.tokens.token_index import HELDOUT, INDEX, TRAIN, Index, encode
+from jaxpar.data.tokens.token_index import INDEX, TRAIN, VALIDATION, Index, encode
 from jaxpar.data.tokens.tokenizer_file import TOKENIZER
 from jaxpar.pages.units import percent, plural
 
@@ -62,15 +62,15 @@ def cluster_folder(folder: Path, clustering: Clustering, console: Console, key: 
         _check_same(folder, facts)
         console.print(f"{named(folder)} has its {clustering.k} clusters", markup=False, soft_wrap=True)
         return paths
-    train, heldout = _clusters(opened, clustering)
-    indexes = [_write(opened, path, train == one, heldout == one) for one, path in enumerate(paths)]
+    train, validation = _clusters(opened, clustering)
+    indexes = [_write(opened, path, train == one, validation == one) for one, path in enumerate(paths)]
     total = sum(index.tokens_in(TRAIN) for index in indexes)
     for path, index in zip(paths, indexes, strict=True):
         tokens = index.tokens_in(TRAIN)
         words = (
             f"{plural(tokens, 'token')} ({percent(tokens, total)}) in {plural(index.documents_in(TRAIN), 'document')}"
         )
-        more = f"{plural(index.tokens_in(HELDOUT), 'token')} held out"
+        more = f"{plural(index.tokens_in(VALIDATION), 'token')} for validation"
         console.print(f"{named(path)}: {words}, {more}", markup=False, highlight=False, soft_wrap=True)
     write_file(folder / RECORD, _encode(facts))
     return paths
@@ -112,7 +112,7 @@ def _check_same(folder: Path, facts: dict[str, object]) -> None:
 
 
 def _clusters(opened: TokenFolder, clustering: Clustering) -> tuple[np.ndarray, np.ndarray]:
-    """The cluster of each document to train on, and of each that is held out: there the most similar one."""
+    """The cluster of each document to train on, and of each validation document: for that the most similar one."""
     stream, k = opened.train, clustering.k
     sizes = stream.lengths
     draw = np.random.default_rng(clustering.seed)
@@ -123,8 +123,8 @@ def _clusters(opened: TokenFolder, clustering: Clustering) -> tuple[np.ndarray, 
     centers = centers_of(vectors, sizes[sample], k, clustering.seed)
     similarity = lambda stream: np.concatenate([embed(batch) @ centers.T for batch in batched(_all(stream), _BATCH)])
     train = balanced(similarity(stream), sizes)
-    heldout = np.zeros(0, np.int64) if opened.heldout is None else similarity(opened.heldout).argmax(1)
-    return train, heldout
+    validation = np.zeros(0, np.int64) if opened.validation is None else similarity(opened.validation).argmax(1)
+    return train, validation
 
 
 def _all(stream: TokenStream) -> Iterator[np.ndarray]:
@@ -138,12 +138,12 @@ def _documents(stream: TokenStream, chosen: Int64[np.ndarray, " n"]) -> Iterator
         yield stream.tokens[int(starts[document]) : int(starts[document] + lengths[document])]
 
 
-def _write(opened: TokenFolder, path: Path, train: np.ndarray, heldout: np.ndarray) -> Index:
+def _write(opened: TokenFolder, path: Path, train: np.ndarray, validation: np.ndarray) -> Index:
     """The token folder of a cluster, whose documents are marked; its index is written last."""
     path.mkdir(exist_ok=True)
     write_file(path / TOKENIZER, read_file(opened.path / opened.index.tokenizer.name))
     index, splits = opened.index, {}
-    for split, stream, chosen in ((TRAIN, opened.train, train), (HELDOUT, opened.heldout, heldout)):
+    for split, stream, chosen in ((TRAIN, opened.train, train), (VALIDATION, opened.validation, validation)):
         documents: Documents = [] if stream is None else list(_documents(stream, np.flatnonzero(chosen)))
         splits[split] = write_split(path, split, documents, opened)
     tokenizer = replace(index.tokenizer, name=TOKENIZER)

@@ -42,7 +42,7 @@ def inspect_folder(folder: Path, console: Console, documents: int = 3) -> None:
             "left out: " + ", ".join(f"{count:,} {why}" for why, count in sorted(index.skipped.items()) if count),
         )
     console.print(_statistics(opened))
-    for split, stream in zip(SPLITS, (opened.train, opened.heldout), strict=True):
+    for split, stream in zip(SPLITS, (opened.train, opened.validation), strict=True):
         if stream is not None:
             _line(console, f"\nLengths of documents, {split} (tokens, the end-of-document token included)", "bold")
             lengths = stream.lengths

@@ -39,7 +39,7 @@ class Job(TokenForm):
     """The token folder to make."""
     inputs: list[Input]
     units: list[Unit]
-    heldout_fraction: float
+    validation_fraction: float
     max_expansion: int
     """Largest ratio of a file's unpacked size to its compressed size."""
     chat: ChatTemplate | None

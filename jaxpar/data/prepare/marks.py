@@ -69,7 +69,7 @@ class Marks[Parsed, Marked]:
             )
         by_tokens = dict(self._lines(file, opened))
         missing, of_splits = set(by_tokens), {}
-        for split, stream in zip(SPLITS, (opened.train, opened.heldout), strict=True):
+        for split, stream in zip(SPLITS, (opened.train, opened.validation), strict=True):
             if stream is None:
                 continue
             of_splits[split] = []

@@ -16,7 +16,7 @@ CHAT_FORMATS = CHAT_FORMAT, *ANSWERS_FORMATS
 TEXT_KEY = "text"
 SMALLEST_BPE = 257
 """Vocabulary of a byte-level BPE without merges: the bytes and the end-of-document token."""
-DEFAULT_HELDOUT = 0.005
+DEFAULT_VALIDATION_FRACTION = 0.005
 DEFAULT_SHARD_TOKENS = 2**29
 DEFAULT_EXPANSION = 100
 """Text of any kind unpacks to 3 to 20 times as much."""
@@ -41,8 +41,8 @@ class Options:
     """Format of every input; None decides by the names."""
     chat_template: str | None = None
     """A file with the template of conversations, or `chatml`; None takes that of the tokenizer."""
-    heldout_fraction: float = DEFAULT_HELDOUT
-    """Share of the documents to hold out."""
+    validation_fraction: float = DEFAULT_VALIDATION_FRACTION
+    """Share of the documents that are for validation."""
     separator: str | None = None
     """Token that ends a document, spelled as in the tokenizer; None looks for a common one."""
     choice: Choice = field(default_factory=Choice)
@@ -89,8 +89,8 @@ class Options:
                 f"--train-bpe {self.train_bpe}: expected {least} (the bytes and an end-of-document token{more}) or "
                 "more, at most 2**24"
             )
-        if not 0.0 <= self.heldout_fraction < 1.0:
-            raise UserError(f"--heldout-fraction {self.heldout_fraction}: expected from 0 to below 1")
+        if not 0.0 <= self.validation_fraction < 1.0:
+            raise UserError(f"--validation-fraction {self.validation_fraction}: expected from 0 to below 1")
         for name, low, most in (
             ("processes", 1, 4096),
             ("max_broken", 0, 2**62),
@@ -119,7 +119,7 @@ class Options:
             "text_key": self.text_key,
             "format": self.format,
             "chat_template": template_digest,
-            "heldout_fraction": self.heldout_fraction,
+            "validation_fraction": self.validation_fraction,
             "separator": self.separator,
             **self.choice.decisive(),
             "unit_bytes": self.unit_bytes,

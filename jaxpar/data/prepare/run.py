@@ -41,10 +41,10 @@ from jaxpar.data.tokens.digests import digest, file_digest
 from jaxpar.data.tokens.text_codec import tokens_before
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import (
-    HELDOUT,
     INDEX,
     SPLITS,
     TRAIN,
+    VALIDATION,
     VERSION,
     VERSION_OF,
     File,
@@ -112,7 +112,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
                     inputs=inputs,
                     units=units,
                     text_key=options.text_key,
-                    heldout_fraction=options.heldout_fraction,
+                    validation_fraction=options.validation_fraction,
                     max_expansion=options.max_expansion,
                     tokenizer=options.out / TOKENIZER,
                     vocab=0,
@@ -238,7 +238,7 @@ class _Preparation:
             raise UserError(
                 f"{_count(job.inputs, 'file')} with no document to train on: {self._left_out_text()}"
                 f"{sum(record.empty for record in records)} are empty, {sum(record.broken for record in records)} "
-                f"broken, {sum(part.documents for record in records for part in record.splits.values())} held out"
+                f"broken, {sum(part.documents for record in records for part in record.splits.values())} for validation"
             )
         plans = plan_shards(records, self.options.shard_tokens)
         shards = {plan: shard for plan in plans if (shard := read_shard(job, plan))}
@@ -287,7 +287,7 @@ class _Preparation:
         return File(CHAT, len(content), digest(content))
 
     def _report(self, index: Index, records: Sequence[UnitRecord]) -> None:
-        for split, what in ((TRAIN, "to train on"), (HELDOUT, "held out")):
+        for split, what in ((TRAIN, "to train on"), (VALIDATION, "for validation")):
             tokens, text = index.tokens_in(split), index.text_bytes_in(split)
             per_token = f", {text / tokens:.2f} bytes of text per token" if tokens else ""
             if self.job.chat is not None and tokens:
@@ -298,10 +298,10 @@ class _Preparation:
             _print(self.console, f"{plural(tokens, 'token')} in {units} {what}{per_token}")
         if self.job.chat is not None:
             _print(self.console, lengths_text(self.job.out, index))
-        if self.options.heldout_fraction and not index.tokens_in(HELDOUT):
+        if self.options.validation_fraction and not index.tokens_in(VALIDATION):
             _print(
                 self.console,
-                f"No document fell into --heldout-fraction {self.options.heldout_fraction:g}, so a run cannot "
+                f"No document fell into --validation-fraction {self.options.validation_fraction:g}, so a run cannot "
                 "evaluate; a larger one for another --out leaves some to evaluate on.",
             )
         if self.left_out:

@@ -69,6 +69,6 @@ def _texts(job: Job, meter: Meter) -> Iterator[str]:
         for _, document in chosen_documents(job, unit, partial(meter.read, unit)):
             if document.text and not document.broken:
                 raw = document.text.encode(errors="replace")
-                if not is_validation(raw, job.heldout_fraction):
+                if not is_validation(raw, job.validation_fraction):
                     yield from CUTS.pieces(text := raw.decode()) or [text]
         meter.advance(sum(part.weight for part in job.units[unit]), unit=unit)

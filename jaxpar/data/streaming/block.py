@@ -40,9 +40,9 @@ class BlockTask:
     """A block to tokenize."""
 
     block: Block
-    heldout_fraction: float
-    heldout: bool = False
-    """Whether to take the documents that are held out, or the others."""
+    validation_fraction: float
+    validation: bool = False
+    """Whether to take validation documents; otherwise those to train on."""
     order: tuple[int, ...] = ()
     """Key of the order of the documents; empty for that of the file."""
 
@@ -98,7 +98,7 @@ class BlockReader:
                     f"{location(block.file, document.offset)}: {text}; {spaces if block.file.divisible else ''}leave "
                     "it out with python -m jaxpar.prepare --max-broken and begin a run with its folder"
                 )
-            if text.raw and is_validation(text.raw, task.heldout_fraction) == task.heldout:
+            if text.raw and is_validation(text.raw, task.validation_fraction) == task.validation:
                 yield text
 
 

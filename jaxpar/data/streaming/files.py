@@ -46,7 +46,7 @@ def find_files(path: str, key: str, text_key: str) -> list[Input]:
 
     Args:
         path: the value of `key`.
-        key: `data.path` or `data.heldout_path`.
+        key: `data.path` or `data.validation_path`.
         text_key: key, or column, of the text.
 
     Raises:

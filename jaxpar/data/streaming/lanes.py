@@ -54,7 +54,7 @@ class BlockOrder:
     files: Sequence[Input]
     lanes: int
     seed: int
-    heldout_fraction: float
+    validation_fraction: float
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -64,7 +64,7 @@ class BlockOrder:
     def task(self, lane: int, epoch: int, index: int) -> BlockTask:
         """A block of a lane."""
         block = KeyedPermutation(len(self.blocks), self.seed, epoch, _BLOCKS).at(index * self.lanes + lane)
-        return BlockTask(self.blocks[block], self.heldout_fraction, order=(self.seed, epoch, _DOCUMENTS, block))
+        return BlockTask(self.blocks[block], self.validation_fraction, order=(self.seed, epoch, _DOCUMENTS, block))
 
     def after(self, lane: int, epoch: int, index: int) -> tuple[int, int]:
         """The epoch and number of the next block."""

@@ -123,7 +123,7 @@ class StreamRows:
     @cached_property
     def _sample(self) -> TokenStream:
         sample = first_documents(
-            self.workers, self.order.blocks, SAMPLE_TOKENS, heldout_fraction=self.order.heldout_fraction
+            self.workers, self.order.blocks, SAMPLE_TOKENS, validation_fraction=self.order.validation_fraction
         )
         assert sample is not None, "there is a document"
         return sample
@@ -150,14 +150,14 @@ class StreamRows:
 
 
 def first_documents(
-    workers: Workers, blocks: Blocks, tokens: int, *, heldout_fraction: float, heldout: bool = False
+    workers: Workers, blocks: Blocks, tokens: int, *, validation_fraction: float, validation: bool = False
 ) -> TokenStream | None:
     """The documents of blocks that have so many tokens together, or of all; None where there are none.
 
     The blocks are in a random order, so that a few of them are of all files.
     """
     order = KeyedPermutation(len(blocks), 0)
-    left = (BlockTask(blocks[order.at(index)], heldout_fraction, heldout) for index in range(len(blocks)))
+    left = (BlockTask(blocks[order.at(index)], validation_fraction, validation) for index in range(len(blocks)))
     futures = deque(workers.submit(task) for task in islice(left, 2 * workers.count))
     parts, starts, size = [], [], 0
     while futures and size < tokens:

@@ -10,7 +10,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
-from jaxpar.data.opened import Data, heldout_rows, heldout_size, model_vocab
+from jaxpar.data.opened import Data, model_vocab, validation_rows, validation_size
 from jaxpar.data.packing import NoRow, PackedRows
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.prepare.job import TokenForm
@@ -26,8 +26,8 @@ from jaxpar.distributed.launchers import find_launch
 from jaxpar.pages.units import plural, size
 from jaxpar.remote.cache import local_path
 
-HELDOUT_TOKENS = 2**20
-"""Most tokens of the held-out documents, rounded up to a block: they are in memory, and read at the beginning."""
+VALIDATION_TOKENS = 2**20
+"""Most tokens of the validation documents, rounded up to a block: they are in memory, and read at the beginning."""
 MOST_WORKERS = 16
 """Most processes by default."""
 
@@ -58,10 +58,10 @@ def open_stream(config: DataConfig, vocab: int | None, seed: int) -> Data:
     files = find_files(config.path, "data.path", config.text_key)
     form = TokenForm(tokenizer=codec.file, vocab=codec.vocab, separator=codec.end, text_key=config.text_key)
     workers = Workers(form, config.workers or default_workers(os.environ))
-    fraction = config.heldout_fraction if config.heldout_path is None else 0.0
+    fraction = config.validation_fraction if config.validation_path is None else 0.0
     order = BlockOrder(files, config.batch_size, seed, fraction)
     _check_not_empty(config.path, BlockReader(form, codec.tokenizer), order)
-    heldout, words = _heldout(config, files, workers)
+    validation, words = _validation(config, files, workers)
     decisive = identity(files), digest(read_file(codec.file)), codec.end, config.text_key, fraction
     train = StreamRows(
         order,
@@ -74,7 +74,7 @@ def open_stream(config: DataConfig, vocab: int | None, seed: int) -> Data:
     total = size(sum(file.bytes for file in files))
     return Data(
         train=train,
-        heldout=heldout,
+        validation=validation,
         vocab=model_vocab(vocab, codec.vocab, "data.tokenizer", codec.file),
         separator=codec.end,
         decode=codec.decode,
@@ -94,27 +94,27 @@ def default_workers(environment: Mapping[str, str]) -> int:
 
 def _check_not_empty(path: str, reader: BlockReader, order: BlockOrder) -> None:
     """Refuse files without a document to train on."""
-    tasks = (BlockTask(block, order.heldout_fraction) for block in order.blocks)
+    tasks = (BlockTask(block, order.validation_fraction) for block in order.blocks)
     if next(chain.from_iterable(map(reader.texts, tasks)), None) is None:
         raise UserError(f"data.path {quoted(path)}: {plural(len(order.files), 'file')} without a document to train on")
 
 
-def _heldout(config: DataConfig, files: Sequence[Input], workers: Workers) -> tuple[PackedRows | None, str]:
-    """The rows of the held-out documents, and words about them."""
-    fraction = config.heldout_fraction
-    if config.heldout_path is not None:
-        files, fraction = find_files(config.heldout_path, "data.heldout_path", config.text_key), 0.0
+def _validation(config: DataConfig, files: Sequence[Input], workers: Workers) -> tuple[PackedRows | None, str]:
+    """The rows of the validation documents, and words about them."""
+    fraction = config.validation_fraction
+    if config.validation_path is not None:
+        files, fraction = find_files(config.validation_path, "data.validation_path", config.text_key), 0.0
     elif not fraction:
-        return None, heldout_size(None)
+        return None, validation_size(None)
     blocks = Blocks(files, 1)
-    stream = first_documents(workers, blocks, HELDOUT_TOKENS, heldout_fraction=fraction, heldout=fraction > 0)
+    stream = first_documents(workers, blocks, VALIDATION_TOKENS, validation_fraction=fraction, validation=fraction > 0)
     if stream is None:
-        return None, heldout_size(None)
+        return None, validation_size(None)
     try:
-        rows = heldout_rows(stream, config, "the held-out data")
+        rows = validation_rows(stream, config, "the validation data")
     except NoRow as error:
-        if config.heldout_path is not None:
+        if config.validation_path is not None:
             raise
-        return None, f"{heldout_size(None)} ({error})"
+        return None, f"{validation_size(None)} ({error})"
     assert isinstance(rows, PackedRows), "text is packed"
-    return rows, heldout_size(stream)
+    return rows, validation_size(stream)

@@ -25,7 +25,7 @@ from jaxpar.data.tokens.document_starts import DocumentStarts, ShardStarts
 from jaxpar.data.tokens.file_array import FileArray
 from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
 from jaxpar.data.tokens.text_codec import TextCodec
-from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, SUMS, TRAIN, File, Index, Shard, read_index
+from jaxpar.data.tokens.token_index import INDEX, SPLITS, SUMS, TRAIN, VALIDATION, File, Index, Shard, read_index
 from jaxpar.hardware.open_files import allow_more_files
 from jaxpar.remote.cache import local_path
 
@@ -40,7 +40,7 @@ class TokenFolder:
     path: Path
     index: Index
     train: TokenStream
-    heldout: TokenStream | None
+    validation: TokenStream | None
     """Validation documents, if there are any."""
 
     @property
@@ -55,7 +55,7 @@ class TokenFolder:
 
     def check(self) -> None:
         """Compare every byte with the index. Raises `UserError`."""
-        for stream in (self.train, self.heldout):
+        for stream in (self.train, self.validation):
             if stream is not None:
                 assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
                 stream.tokens.check()
@@ -95,8 +95,8 @@ def _open(folder: Path) -> TokenFolder:
             _read_checked(folder, file)
     open_of_each = 2 if index.chat is None else 3
     allow_more_files(open_of_each * sum(len(index.shards(split)) for split in SPLITS))
-    heldout = _stream(folder, index, HELDOUT) if index.splits[HELDOUT] else None
-    opened = TokenFolder(folder, index, _stream(folder, index, TRAIN), heldout)
+    validation = _stream(folder, index, VALIDATION) if index.splits[VALIDATION] else None
+    opened = TokenFolder(folder, index, _stream(folder, index, TRAIN), validation)
     if sum(size for _, size in index.files()) <= CHECKED_AT_OPEN:
         opened.check()
     return opened

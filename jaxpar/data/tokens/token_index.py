@@ -30,7 +30,7 @@ VERSION, CHAT_VERSION, PAIRS_VERSION, LABELS_VERSION = VERSIONS = 1, 2, 3, 4
 marked ones."""
 VERSION_OF = {None: CHAT_VERSION, PAIRS_FORMAT: PAIRS_VERSION, LABELS_FORMAT: LABELS_VERSION}
 """The version of a folder of conversations, by the format of answers."""
-TRAIN, HELDOUT = SPLITS = ("train", "heldout")
+TRAIN, VALIDATION = SPLITS = ("train", "validation")
 SUMS = ".sums"
 """Suffix of the file of sums after the name of its file of tokens."""
 
@@ -83,7 +83,7 @@ class Index:
     """Token that ends each document."""
     tokenizer: File
     splits: dict[str, dict[str, Shard]]
-    """Split (`train`, `heldout`) to the name of a shard to the shard; shards are in the order of their names."""
+    """Split (`train`, `validation`) to the name of a shard to the shard; shards are in the order of their names."""
     skipped: dict[str, int]
     """Documents that were left out, by the reason (`empty`, `broken`)."""
     chat: File | None = None
@@ -218,7 +218,9 @@ def _check_names(plain: dict[str, object], label: str, depth: int = 5) -> None:
 def _check(index: Index, label: str) -> None:
     """Check the consistency of the fields, which a digest does not prove."""
     if set(index.splits) != set(SPLITS) or not index.splits[TRAIN]:
-        raise UserError(f"{label}: splits: expected {TRAIN}, with at least one shard, and {HELDOUT}")
+        raise UserError(
+            f"{label}: splits: expected {TRAIN}, with at least one shard, and {VALIDATION}; make the folder again"
+        )
     if not 0 <= index.separator < index.vocab <= 2 ** (16 if index.dtype == "uint16" else 31):
         raise UserError(
             f"{label}: vocab {index.vocab} with separator {index.separator} and {index.dtype}: expected a separator "

@@ -1,7 +1,7 @@
-"""Fits the router of a mixture: a table of naive Bayes from what the models were trained on, scaled on held-out text.
+"""Fits the router of a mixture: a table of naive Bayes from what the models were trained on, scaled on validation text.
 
 The table has the logarithms of how often each cluster's training tokens have an n-gram. Its scale, and a bias
-of each model, maximize the likelihood of held-out text under the mixture.
+of each model, maximize the likelihood of validation text under the mixture.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RATE = 0.05
 _SMOOTHING = 1.0
 
 
-class HeldOut(NamedTuple):
-    """Rows of held-out text, for which the models' probabilities are known; tokens of all rows side by side."""
+class ValidationRows(NamedTuple):
+    """Rows of validation text, for which the models' probabilities are known; tokens of all rows side by side."""
 
     evidence: Float[np.ndarray, "token k"]
     """The evidence of the tokens before each one, by `counted_table`, divided by the root of how many they are."""
@@ -49,25 +49,25 @@ def evidence_before(table: Float[np.ndarray, "bucket k"], row: Int[np.ndarray, "
     return table[grams].sum(1).cumsum(0) / np.sqrt(np.arange(1, len(row)))[:, None]
 
 
-def fitted(heldout: HeldOut) -> tuple[float, Float[np.ndarray, " k"]]:
+def fitted(validation: ValidationRows) -> tuple[float, Float[np.ndarray, " k"]]:
     """The scale of the evidence and the biases whose mixture gives the text the largest likelihood (Adam,
     arXiv:1412.6980)."""
-    theta = np.append(np.full(1, 0.1), np.zeros(heldout.evidence.shape[1]))
+    theta = np.append(np.full(1, 0.1), np.zeros(validation.evidence.shape[1]))
     first, second = np.zeros_like(theta), np.zeros_like(theta)
     for step in range(1, ROUNDS + 1):
-        gradient = _gradient(theta, heldout)
+        gradient = _gradient(theta, validation)
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
         theta = theta - RATE * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
     return float(theta[0]), theta[1:]
 
 
-def _gradient(theta: np.ndarray, heldout: HeldOut) -> np.ndarray:
+def _gradient(theta: np.ndarray, validation: ValidationRows) -> np.ndarray:
     """The gradient of the mean negative log-likelihood with respect to the scale of the evidence and the biases."""
-    logits = theta[0] * heldout.evidence + theta[1:]
+    logits = theta[0] * validation.evidence + theta[1:]
     prior = _softmax(logits)
-    posterior = _softmax(logits + heldout.log_probabilities)
+    posterior = _softmax(logits + validation.log_probabilities)
     of_logits = (prior - posterior) / len(logits)
-    return np.append((of_logits * heldout.evidence).sum(), of_logits.sum(0))
+    return np.append((of_logits * validation.evidence).sum(), of_logits.sum(0))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

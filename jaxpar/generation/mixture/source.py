@@ -40,8 +40,8 @@ class Record:
     """The digest of the router's file."""
     top: int
     """Models that are mixed at a token."""
-    heldout: dict[str, float] = field(default_factory=dict)
-    """Nats a token of held-out text: of the mixture with more or fewer models at a token, and of others."""
+    validation: dict[str, float] = field(default_factory=dict)
+    """Nats a token of validation text: of the mixture with more or fewer models at a token, and of others."""
 
 
 class MixedWeights(SavedWeights):

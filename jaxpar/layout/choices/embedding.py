@@ -89,8 +89,8 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
     if (inputs := beside_of(config.model).inputs) % axes.shards:
         return f"rows of {inputs} elements, those of all layers, do not divide by {axes.shards} ranks"
     quantized = parallel.quantized.weights is not None or parallel.quantized.gradients is not None
-    if quantized or parallel.secondary_shard is not None:
-        return "quantised messages and secondary shards are of full tables"
+    if quantized or parallel.hpz is not None:
+        return "quantised messages and hpZ shards are of full tables"
     return None
 
 

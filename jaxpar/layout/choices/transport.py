@@ -9,7 +9,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.axes import ROUTED_AXES, SHARD_AXES
-from jaxpar.mesh.quantized.transport import Transport, secondary_ranks, split_by_nodes
+from jaxpar.mesh.quantized.transport import Transport, hpz_ranks, split_by_nodes
 
 
 def transport_of(plan: Plan) -> Transport:
@@ -18,7 +18,7 @@ def transport_of(plan: Plan) -> Transport:
         weight=plan.dtypes.weight_message,  # pyright: ignore[reportArgumentType]
         gradient=plan.dtypes.gradient_message,  # pyright: ignore[reportArgumentType]
         node_devices=plan.node_devices,
-        secondary=plan.secondary_shard,
+        hpz=plan.hpz,
         rows=plan.embedding_messages.name == "rows",
     )
 
@@ -35,7 +35,7 @@ def check_transport(config: Config, axes: AxisSizes, node_devices: int | None) -
         _check_neighbours(config, axes)
     if node_devices is None or node_devices >= axes.devices:
         return None
-    _check_secondary(config, axes, node_devices)
+    _check_hpz(config, axes, node_devices)
     if gradients is None:
         return None
     splits: list[tuple[str, ...]] = [("replica", *SHARD_AXES)] if parallel.zero == 0 else [SHARD_AXES, ("replica",)]
@@ -60,26 +60,26 @@ def _routes(config: Config) -> bool:
 
 def _check_neighbours(config: Config, axes: AxisSizes) -> None:
     """Refuse neighbours that are some ranks of one axis and some of another, where routed weights are split."""
-    secondary, ranks = config.parallel.secondary_shard, axes.shards
-    if secondary is None or secondary_ranks(secondary, dict(axes), ROUTED_AXES) is not None:
+    hpz, ranks = config.parallel.hpz, axes.shards
+    if hpz is None or hpz_ranks(hpz, dict(axes), ROUTED_AXES) is not None:
         return
     over = " x ".join(f"{axis} {axes[axis]}" for axis in SHARD_AXES)
-    fits = [n for n in range(2, ranks) if ranks % n == 0 and secondary_ranks(n, dict(axes), ROUTED_AXES) is not None]
+    fits = [n for n in range(2, ranks) if ranks % n == 0 and hpz_ranks(n, dict(axes), ROUTED_AXES) is not None]
     raise UserError(
-        f"parallel.secondary_shard: {secondary} neighbours of parallel.{over} are no whole ranks of these "
+        f"parallel.hpz: {hpz} neighbours of parallel.{over} are no whole ranks of these "
         "axes, and a router's matrices are split over one of them; expected "
         f"{' or '.join(map(str, fits)) or 'null'}"
     )
 
 
-def _check_secondary(config: Config, axes: AxisSizes, node_devices: int) -> None:
-    secondary = config.parallel.secondary_shard
-    if secondary is None or node_devices % (secondary * axes.tensor) == 0:
+def _check_hpz(config: Config, axes: AxisSizes, node_devices: int) -> None:
+    hpz = config.parallel.hpz
+    if hpz is None or node_devices % (hpz * axes.tensor) == 0:
         return
     most = gcd(node_devices // gcd(node_devices, axes.tensor), axes.shards)
     beside = f" x parallel.tensor {axes.tensor}" if axes.tensor > 1 else ""
     instead = f"for example {most}" if most > 1 and node_devices % axes.tensor == 0 else "null"
     raise UserError(
-        f"parallel.secondary_shard: {secondary}{beside} ranks do not divide a node of {node_devices} devices, and a "
-        f"secondary shard is for gathers inside a node; expected {instead}"
+        f"parallel.hpz: {hpz}{beside} ranks do not divide a node of {node_devices} devices, and an "
+        f"hpZ shard is for gathers inside a node; expected {instead}"
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from jaxpar.config.axes import ROUTED_AXES
-from jaxpar.mesh.quantized.transport import secondary_ranks
+from jaxpar.mesh.quantized.transport import hpz_ranks
 
 
 class Case(NamedTuple):
@@ -31,8 +31,8 @@ class Case(NamedTuple):
     shared_ends: bool = False
     layers_on_host: bool = False
     """Whether weights and gradients of layers are on the host."""
-    secondary: int = 1
-    """Ranks of a secondary shard of the weights; 1 for none."""
+    hpz: int = 1
+    """Ranks of an hpZ shard of the weights; 1 for none."""
     loss_tiles: int | None = None
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
     routed: int = 1
@@ -60,10 +60,10 @@ class Case(NamedTuple):
         return self.pipe if self.shared_ends else 1
 
     def copies(self, routed: bool = False) -> int:
-        """Shards of a weight that a device holds during a step: more than one in a secondary shard."""
+        """Shards of a weight that a device holds during a step: more than one in an hpZ shard."""
         sizes = {"fsdp": self.shards // (self.routed * self.context), "context": self.context}
         sizes |= dict.fromkeys(ROUTED_AXES, self.routed)
-        neighbours = secondary_ranks(self.secondary, sizes, ROUTED_AXES if routed else ())
+        neighbours = hpz_ranks(self.hpz, sizes, ROUTED_AXES if routed else ())
         assert neighbours is not None, "neighbours that are whole ranks of an axis"
         return (self.shards // self.routed if routed else self.shards) // neighbours if neighbours > 1 else 1
 

@@ -131,7 +131,7 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.weights_offload == "host",
-        plan.secondary_shard, plan.loss_tiles.name, axes.routed,
+        plan.hpz, plan.loss_tiles.name, axes.routed,
         _attention_scratch(config, plan), plan.layer_unroll.name,
         axes.replica if plan.shard_state_over_replicas.name else 1,
     )  # fmt: skip

@@ -168,7 +168,7 @@ class _Counted:
             return 0
         weights = max(part.compute for part in self.parts.layers.values())
         largest = max(one.compute for one in self._layer_weights)
-        gathered = weights * (quantized.weights is not None and case.secondary == 1)
+        gathered = weights * (quantized.weights is not None and case.hpz == 1)
         exchanged = {None: 0.0, "bfloat16": 4.0, "int8": 2.0, "int4": 1.0}[quantized.gradients] * largest
         return int(gathered + exchanged)
 

@@ -60,7 +60,7 @@ class StoredBytes:
         sharded = case.zero >= 3
         vocab_sharded = sharded and case.pipe == 1
         same = (precision.storage or precision.compute) == "float32"
-        if case.secondary > 1:
+        if case.hpz > 1:
             return self._fetched()
         placed = case.state_replicas == 1 and (case.shards == 1 or case.zero == 0 or vocab_sharded)
         if same and placed and case.state == "none":
@@ -151,7 +151,7 @@ class StoredBytes:
         return FLOAT32_BYTES * elements // tiles.size**2
 
     def _fetched(self) -> PartBytes:
-        """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
+        """Weights in an hpZ shard: several shards of each that is sharded, frozen ones too."""
         width = self.widths.storage
         copies = self.case.copies
         fetched = lambda part: sum(min(one.compute, one.sharded * copies(one.routed)) for one in part.weights)

@@ -25,7 +25,7 @@ class Transport:
     """Dtype of the blocks of the gradient; None for that in which it accumulates, exact."""
     node_devices: int | None = None
     """Devices of a node; None if all are in one."""
-    secondary: int = 1
+    hpz: int = 1
     """Neighbouring ranks that hold a second copy of the weights among them during a step."""
     rows: bool = False
     """Whether the rows of a table that tokens look up travel, and their gradients, in place of the table and its own.
@@ -37,12 +37,12 @@ class Transport:
         return replace(self, weight=None, gradient=None)
 
 
-def secondary_ranks(secondary: int, sizes: Mapping[str, int], split: Collection[str]) -> int | None:
-    """Ranks of a secondary shard of `secondary` neighbours that share a weight: those with one place on the axes
+def hpz_ranks(hpz: int, sizes: Mapping[str, int], split: Collection[str]) -> int | None:
+    """Ranks of an hpZ shard of `hpz` neighbours that share a weight: those with one place on the axes
     `split`, over which it is split while it is multiplied. None where neighbours are no whole ranks of an axis."""
     if all(axis not in split or sizes[axis] == 1 for axis in SHARD_AXES):
-        return secondary
-    ranks, left = 1, secondary
+        return hpz
+    ranks, left = 1, hpz
     for axis in reversed(SHARD_AXES):
         taken, size = min(left, sizes[axis]), sizes[axis]
         if size % taken or left % taken:

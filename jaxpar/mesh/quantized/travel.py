@@ -1,4 +1,4 @@
-"""Gathers and reductions of weights and gradients: exact or quantised, and gathers from a secondary shard.
+"""Gathers and reductions of weights and gradients: exact or quantised, and gathers from an hpZ shard.
 
 A quantised reduction is an all-to-all of blocks and a sum in float32, inside the node first and then between nodes, on
 what is left: between nodes, a device then sends one `ranks`-th of what one level sends (`ranks` devices of a group in
@@ -31,42 +31,40 @@ from jaxpar.mesh.quantized.transport import Levels, RankGroups, Transport, Weigh
 def gather_stored(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport: Transport) -> Shaped[Array, "..."]:
     """Join the shards of a weight along `dim`, from where a step stores them, in the dtype of `x`.
 
-    From a secondary shard this stays inside it: `x * (secondary - 1)` bytes, exact. Otherwise `x * (n - 1)` bytes or,
+    From an hpZ shard this stays inside it: `x * (hpz - 1)` bytes, exact. Otherwise `x * (n - 1)` bytes or,
     quantised, `row_bytes(e) * (n - 1)`.
     """
-    if transport.secondary == 1:
+    if transport.hpz == 1:
         return gather_shards(x, axes, dim, transport)
-    levels = _around_secondary(axes, transport)
+    levels = _hpz_levels(axes, transport)
     with jax.named_scope("gather_weight"):
         full = lax.all_gather(_split(x, dim, levels.nodes), tuple(axes), axis=dim + 1, axis_index_groups=levels.inside)
         return _merged(full, dim, 3)
 
 
 def gather_shards(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport: Transport) -> Shaped[Array, "..."]:
-    """Join the shards of a weight along `dim`, all of them: `gather_stored` without a secondary shard."""
+    """Join the shards of a weight along `dim`, all of them: `gather_stored` without an hpZ shard."""
     if transport.weight is None:
         return gather_weight(x, axes, dim)
     require_varying(x, axes, "gather_weight")
     return _joined(_gathered(x, axes, None, transport.weight), dim)
 
 
-def gather_secondary(
-    x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport: Transport
-) -> Shaped[Array, "..."]:
-    """The part of a weight that a rank holds in a secondary shard, from its own shard and those of ranks with the same
-    place in the other secondary shards, along `dim` in the order of these.
+def gather_hpz(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport: Transport) -> Shaped[Array, "..."]:
+    """The part of a weight that a rank holds in an hpZ shard, from its own shard and those of ranks with the same
+    place in the other hpZ shards, along `dim` in the order of these.
 
-    Sends `x * (s - 1)` bytes, or quantised `row_bytes(e) * (s - 1)`, with s = n / secondary.
+    Sends `x * (s - 1)` bytes, or quantised `row_bytes(e) * (s - 1)`, with s = n / hpz.
     """
-    levels = _around_secondary(axes, transport)
+    levels = _hpz_levels(axes, transport)
     parts = _gathered(x, axes, levels.between, transport.weight) if levels.nodes > 1 else x[None]
     return _joined(parts, dim)
 
 
-def _around_secondary(axes: Sequence[str], transport: Transport) -> Levels:
+def _hpz_levels(axes: Sequence[str], transport: Transport) -> Levels:
     ranks = prod(lax.axis_size(axis) for axis in axes)
-    assert ranks % transport.secondary == 0, f"secondary shards of {transport.secondary} among {ranks} ranks"
-    return Levels(ranks // transport.secondary, transport.secondary)
+    assert ranks % transport.hpz == 0, f"hpZ shards of {transport.hpz} among {ranks} ranks"
+    return Levels(ranks // transport.hpz, transport.hpz)
 
 
 def _gathered(x: Array, axes: Sequence[str], groups: RankGroups, dtype: WeightDtype | None) -> Array:

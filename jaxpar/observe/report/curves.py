@@ -62,10 +62,10 @@ def page_data(runs: list[RunRecord]) -> dict[str, object]:
 
 
 def _charts_of_sets(runs: Sequence[RunRecord]) -> list[Chart]:
-    """A chart of the loss on each held-out set that has a name."""
+    """A chart of the loss on each validation set that has a name."""
     metrics = (each for run in runs for line in run.metrics if isinstance(each := line.get("metrics"), Mapping))
     names = dict.fromkeys(name for one in metrics for name in one if name.startswith(SET) and name.isidentifier())
-    return [Chart(f"Loss on {name.removeprefix(SET)}, held out", "nats", (f"metrics.{name}",)) for name in names]
+    return [Chart(f"Validation loss on {name.removeprefix(SET)}", "nats", (f"metrics.{name}",)) for name in names]
 
 
 def _charts_of_blocks(runs: Sequence[RunRecord]) -> list[Chart]:

@@ -58,7 +58,7 @@ def tokens(run: RunRecord) -> float | None:
 
 
 def last_evaluation(run: RunRecord) -> float | None:
-    """The step of the last held-out loss, where the run went on after it; it is not the loss of the last step then."""
+    """The step of the last validation loss, if the run went on after it; otherwise None."""
     evaluated = points(run, "eval_loss")
     return float(evaluated[-1][0]) if evaluated and evaluated[-1][0] < run.last_step else None
 
@@ -90,11 +90,11 @@ FIGURES = (
     Figure("steps", lambda run: float(run.last_step), integer),
     Figure("tokens", tokens, count),
     Figure("training loss, last", last("loss"), nats),
-    Figure("held-out loss, last", last("eval_loss"), nats),
-    Figure("step of the last held-out loss", last_evaluation, integer),
-    Figure("held-out loss, best", least("eval_loss"), nats),
+    Figure("validation loss, last", last("eval_loss"), nats),
+    Figure("step of the last validation loss", last_evaluation, integer),
+    Figure("validation loss, best", least("eval_loss"), nats),
     Figure("baseline", lambda run: run.baseline, nats),
-    Figure("baseline less held-out loss", gain, nats, relative=False),
+    Figure("baseline less validation loss", gain, nats, relative=False),
     Figure("gradient norm, last", last("grad_norm"), plain),
     Figure("skipped steps", last("skipped_steps"), integer),
     Figure("steps without a token that the loss counts", last("empty_steps"), integer),

@@ -5,7 +5,7 @@ const report = JSON.parse(document.getElementById("report").textContent);
 const view = { axis: "steps", smoothing: 0, from: null, to: null, at: null };
 const charts = [];
 const LEFT = 58, RIGHT = 12, TOP = 8, BOTTOM = 24;
-const NAMES = { loss: "training", eval_loss: "held-out" };
+const NAMES = { loss: "training", eval_loss: "validation" };
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -120,7 +120,7 @@ function nearest(sorted, wanted) {
   return Math.abs(sorted[low] - wanted) <= Math.abs(sorted[high] - wanted) ? low : high;
 }
 
-// Runs on the same held-out data have the same baseline, which is drawn once.
+// Runs on the same validation data have the same baseline, which is drawn once.
 function sharedBaseline() { return report.runs.every(run => run.baseline === report.runs[0].baseline); }
 function ownBaseline(run, index) { return run.baseline !== null && !(index > 0 && sharedBaseline()); }
 

@@ -22,8 +22,8 @@ from jaxpar.remote.store import listed, read
 
 _CARDS = {
     "training loss, last": "training loss",
-    "held-out loss, last": "held-out loss",
-    "baseline less held-out loss": "below the baseline",
+    "validation loss, last": "validation loss",
+    "baseline less validation loss": "below the baseline",
     "tokens": "tokens",
     "time of a step, median": "a step, median",
     "tokens per second, median": "tokens per second",
@@ -109,7 +109,7 @@ def _card_figures(run: RunRecord) -> list[tuple[str, str]]:
         name = _CARDS[figure.name]
         if figure.value is gain and value < 0:
             value, name = -value, "above the baseline"
-        if figure.name.startswith(("held-out", "baseline")) and (step := last_evaluation(run)) is not None:
+        if figure.name.startswith(("validation", "baseline")) and (step := last_evaluation(run)) is not None:
             name = f"{name}, step {step:.0f}"
         shown.append((figure.words(value), name))
     return shown

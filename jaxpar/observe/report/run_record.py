@@ -82,7 +82,7 @@ class RunRecord:
 
     @property
     def baseline(self) -> float | None:
-        """Held-out loss of the simple model of the same data."""
+        """Validation loss of the simple model of the same data."""
         known = number(self.summary, "baseline_loss")
         return number(self.last_start, "baseline_loss") if known is None else known
 

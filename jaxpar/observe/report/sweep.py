@@ -10,7 +10,7 @@ from jaxpar.observe.report.sections import different_keys, state
 from jaxpar.pages.render import Cell, Table
 
 RESULTS = {
-    "held-out loss, last": "held-out loss",
+    "validation loss, last": "validation loss",
     "training loss, last": "training loss",
     "tokens per second, median": "tokens/s",
     "model FLOPs utilisation of the 16-bit peak, median": "MFU",

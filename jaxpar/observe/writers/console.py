@@ -41,7 +41,7 @@ COLUMNS: dict[str, tuple[str, int, Callable[[float], str]]] = {
 }
 """Metrics that have a column: its title, width and format."""
 
-HELDOUT: dict[str, tuple[str, Callable[[float], str]]] = {
+VALIDATION: dict[str, tuple[str, Callable[[float], str]]] = {
     "eval_reward_accuracy": ("accuracy", percent),
     "eval_reward_margin": ("margin", lambda value: f"{value:.3f}"),
     "eval_success": ("success", percent),
@@ -82,7 +82,7 @@ class ConsoleView(Listener):
             self._console.print(self._table(info.brief, ("plan", "")))
             self._line("Every decision with its reason: --verbose, or the page by python -m jaxpar.report", "dim")
         if info.baseline_loss is not None:
-            self._line(f"Baseline: a bigram model, with a held-out loss of {info.baseline_loss:.4f} nats per token")
+            self._line(f"Baseline: a bigram model, with a validation loss of {info.baseline_loss:.4f} nats per token")
         if 1 < info.first_step <= info.steps:
             self._line(f"Continuing with step {info.first_step} of {info.steps}")
         if self._console.is_terminal:
@@ -117,15 +117,15 @@ class ConsoleView(Listener):
                     self._line(f"{'':>16}  {block}: {values}", "dim")
         self._lines_since_header += 1
         metrics = record.metrics or {}
-        heldout = [f"{words} {shown(metrics[name])}" for name, (words, shown) in HELDOUT.items() if name in metrics]
-        heldout += [f"{name.removeprefix(SET)} {value:.4f}" for name, value in metrics.items() if name.startswith(SET)]
-        if heldout:
-            self._line(f"{'':>16}  held-out {', '.join(heldout)}", "cyan")
+        values = [f"{words} {shown(metrics[name])}" for name, (words, shown) in VALIDATION.items() if name in metrics]
+        values += [f"{name.removeprefix(SET)} {value:.4f}" for name, value in metrics.items() if name.startswith(SET)]
+        if values:
+            self._line(f"{'':>16}  validation {', '.join(values)}", "cyan")
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], description="training", completed=record.step)
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
-        self._line(f"{self._clock_time()}{step:>8}  held-out loss {loss:.4f}{_against(loss, baseline)}", "cyan")
+        self._line(f"{self._clock_time()}{step:>8}  validation loss {loss:.4f}{_against(loss, baseline)}", "cyan")
 
     def saved(self, step: int, path: str) -> None:
         folder = Path(path)
@@ -139,7 +139,7 @@ class ConsoleView(Listener):
         self._line(f"! {self._printable(anomaly.text)}", "bold yellow")
 
     def sample(self, prompt: str, continuation: str) -> None:
-        for title, text in (("Held-out prompt", prompt), ("Continued by the model", continuation)):
+        for title, text in (("Validation prompt", prompt), ("Continued by the model", continuation)):
             self._line(f"\n{title}", "bold")
             for line in self._printable(text).splitlines():
                 self._line(f"  | {line}")
@@ -154,7 +154,7 @@ class ConsoleView(Listener):
         self._line(f"  loss      {_loss(summary.loss)} in training")
         if summary.eval_loss is not None:
             against = _against(summary.eval_loss, summary.baseline_loss)
-            self._line(f"            {summary.eval_loss:.4f} held-out{against}")
+            self._line(f"            {summary.eval_loss:.4f} validation{against}")
         if summary.empty_steps:
             steps = "1 step" if summary.empty_steps == 1 else f"{summary.empty_steps:,} steps"
             self._line(f"            none in {steps}, without a token that the loss counts: they changed nothing")

@@ -1,4 +1,4 @@
-"""`loss.png`: training loss, held-out loss and the baseline over the steps."""
+"""`loss.png`: training loss, validation loss and the baseline over the steps."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def draw(curves: Curves) -> bytes:
         )
     if curves.validation:
         step, loss = curves.validation[-1]
-        label = f"held-out, {loss:.4f} after step {step}"
+        label = f"validation, {loss:.4f} after step {step}"
         axes.plot(*zip(*curves.validation, strict=True), color="#d9532c", marker="o", markersize=4, label=label)
     if curves.baseline is not None:
         axes.axhline(

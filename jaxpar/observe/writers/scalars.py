@@ -38,5 +38,5 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
 
 
 def evaluation_scalars(loss: float, baseline: float | None) -> dict[str, float]:
-    """Tag to value of an evaluation on held-out data, in nats per token."""
+    """Tag to value of an evaluation on validation data, in nats per token."""
     return {"eval/loss": loss} | ({} if baseline is None else {"eval/baseline_loss": baseline})

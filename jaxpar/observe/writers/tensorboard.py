@@ -21,7 +21,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 class TensorBoard(Listener):
-    """Writes scalars per logged step, held-out losses, samples and the configuration.
+    """Writes scalars per logged step, validation losses, samples and the configuration.
 
     After a restore TensorBoard hides what an earlier process wrote for `first_step` and later (a purge step).
     """

@@ -38,7 +38,7 @@ FINISH_PATIENCE_S = 120.0
 
 
 class WeightsAndBiases(Listener):
-    """Sends logged steps, held-out losses, the sample, the configuration and the summary to a project.
+    """Sends logged steps, validation losses, the sample, the configuration and the summary to a project.
 
     Once W&B fails, that is reported once, nothing more is sent, and training continues.
 

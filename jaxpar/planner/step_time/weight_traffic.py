@@ -7,7 +7,7 @@ from dataclasses import replace
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layout import Layout
 from jaxpar.layout.choices.pipeline import holds
-from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
+from jaxpar.mesh.quantized.transport import Transport, hpz_ranks
 from jaxpar.pipeline.schedules.registry import SCHEDULES
 from jaxpar.planner.step_time.common import Common
 
@@ -60,12 +60,12 @@ class DataMessages:
         self.expert_data = where.messages(wire, layout.replica * layout.fsdp * layout.context, apart, item)
 
     def _expert_wire(self) -> Transport:
-        """How weights of experts travel: their secondary shard has the neighbours that share an expert, if any."""
+        """How weights of experts travel: their hpZ shard has the neighbours that share an expert, if any."""
         layout, wire = self.layout, self.layout.wire
         sizes = {"fsdp": layout.fsdp, "expert": layout.expert, "context": layout.context}
-        secondary = secondary_ranks(wire.secondary, sizes, ("expert",))
-        assert secondary is not None, "neighbours that are whole ranks of an axis"
-        return replace(wire, secondary=secondary)
+        hpz = hpz_ranks(wire.hpz, sizes, ("expert",))
+        assert hpz is not None, "neighbours that are whole ranks of an axis"
+        return replace(wire, hpz=hpz)
 
     def of_layers(self, case: LayerCase, layers: int = 1) -> tuple[float, float]:
         """Seconds for so many layers of a case, whose weights are sharded, in a microbatch: gathered, forward and as

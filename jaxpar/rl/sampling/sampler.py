@@ -69,7 +69,7 @@ def sampler_layout(config: Config, devices: Sequence[Device]) -> tuple[Config, M
     axes |= {"expert": asked.expert, "context": asked.context, "tensor": asked.tensor}
     parallel = replace(without_stages(config.parallel, axes), zero=0, microbatches=1)
     data = replace(
-        config.data, source="synthetic", path=None, heldout_path=None, tokenizer=None, end_token=None,
+        config.data, source="synthetic", path=None, validation_path=None, tokenizer=None, end_token=None,
         batch_size=8 * size, sequence_length=8 * size, packed=False, routing=None,
     )  # fmt: skip
     separate = replace(config, parallel=parallel, data=data, loss=LossConfig(), rl=RlConfig())

@@ -79,7 +79,7 @@ def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
     data = settings["data"]
     for weights in (data, *data["later_sources"]):
         weights["sources"] = weights["sources"] and [*weights["sources"].values()]
-    data["heldout"] = data["heldout"] and [*data["heldout"]]
+    data["validation"] = data["validation"] and [*data["validation"]]
     values = dict(_leaves(settings))
     return {
         **dict(_leaves(asdict(plan), "plan.")),

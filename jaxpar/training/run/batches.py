@@ -1,4 +1,4 @@
-"""The batches of a run on its devices: those of training, placed one ahead, and held-out ones with their losses."""
+"""The batches of a run on its devices: those of training, placed one ahead, and validation ones with their losses."""
 
 from __future__ import annotations
 
@@ -64,31 +64,31 @@ def placed_batches(
 
 
 def evaluates(config: Config, data: Data) -> bool:
-    """Whether there is held-out data and the configuration asks to use it."""
-    return data.heldout is not None and config.evaluation.batches > 0
+    """Whether there is validation data and the configuration asks to use it."""
+    return data.validation is not None and config.evaluation.batches > 0
 
 
-def heldout_batches(
+def validation_batches(
     config: Config, data: Data, rows: Sequence[int] | np.ndarray
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """`rows` of each held-out batch, with the name of its set; they are always the same batches, and those of pairs
+    """`rows` of each validation batch, with the name of its set; they are always the same batches, and those of pairs
     need their reference."""
     for name, source in data.evaluated.items():
         for index in range(config.evaluation.batches):
             yield name, batch_rows(source, index, config.data.batch_size, rows)
 
 
-def heldout_metrics(
+def validation_metrics(
     config: Config, functions: TrainStep, weights: Weights, data: Data, placer: BatchPlacer
 ) -> dict[str, float]:
-    """The loss over the held-out batches, and its metrics: in nats per token, or per pair; and that of each set that
+    """The loss over the validation batches, and its metrics: in nats per token, or per pair; and that of each set that
     has a name, as `loss_<name>`.
 
     Raises `UserError` when they have nothing that the loss counts.
     """
     totals, count = Counter[str](), 0.0
     losses, targets = Counter[str](), Counter[str]()
-    for name, rows in heldout_batches(config, data, placer.rows):
+    for name, rows in validation_batches(config, data, placer.rows):
         sums, counted = functions.evaluate(weights, placer(rows, functions.layout.evaluated))
         totals.update({metric: float(total) for metric, total in sums.items()})
         count += float(counted)
@@ -101,9 +101,9 @@ def heldout_metrics(
 
 
 def baseline(config: Config, data: Data) -> float | None:
-    """Loss of a bigram model on the held-out batches, in nats per token; None where nothing compares with it."""
+    """Loss of a bigram model on the validation batches, in nats per token; None where nothing compares with it."""
     if not evaluates(config, data) or not OBJECTIVES[config.loss.name].likelihood:
         return None
     rows = range(config.data.batch_size)
-    batches = (batch for _, batch in heldout_batches(config, data, rows))
+    batches = (batch for _, batch in validation_batches(config, data, rows))
     return bigram_loss(data.train.stream, batches, data.vocab)

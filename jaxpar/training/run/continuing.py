@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from jaxpar.config import Config, ParallelConfig, UserError
 from jaxpar.config.spelling import quoted
-from jaxpar.data import prompt as heldout_prompt
+from jaxpar.data import prompt as validation_prompt
 from jaxpar.generation.generator import SLOTS, Generator
 from jaxpar.generation.joined_stages import ZERO, joined_mesh, joined_weights
 from jaxpar.generation.requests import Continuation
@@ -147,11 +147,11 @@ def continue_tokens(trainer: Run, start: np.ndarray, tokens: int, temperature: f
     return np.array(text[len(start) :], np.int32)
 
 
-def sample_heldout(trainer: Run) -> tuple[str, str]:
-    """The beginning of a held-out document and the model's continuation, as text; token ids where there is no text."""
-    assert trainer.data.heldout is not None, "a sample continues a held-out document"
+def sample_validation(trainer: Run) -> tuple[str, str]:
+    """The beginning of a validation document and the model's continuation: text, or token ids if there is no text."""
+    assert trainer.data.validation is not None, "a sample continues a validation document"
     evaluation = trainer.config.evaluation
-    start = heldout_prompt(trainer.data.heldout.stream, trainer.config.data.sequence_length // 2)
+    start = validation_prompt(trainer.data.validation.stream, trainer.config.data.sequence_length // 2)
     more = continue_tokens(trainer, start, evaluation.sample_tokens, TEMPERATURE)
     decode = trainer.data.decode or (lambda tokens: " ".join(str(token) for token in tokens))
     return decode(start), decode(more)

@@ -9,7 +9,7 @@ from jaxpar.layout.state import without_frozen
 from jaxpar.observe.events import Listener, Summary
 from jaxpar.observe.memory import memory_kind, peak_bytes
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
-from jaxpar.training.run.continuing import sample_heldout
+from jaxpar.training.run.continuing import sample_validation
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.saving import checkpoint_facts
@@ -64,16 +64,16 @@ class Milestones:
         liveness.at("finishing")
         trainer, timer, config = self.trainer, self.timer, self.config
         finished = trainer.steps_done >= config.run.steps
-        if finished and config.evaluation.sample_tokens and trainer.data.heldout is not None:
+        if finished and config.evaluation.sample_tokens and trainer.data.validation is not None:
             self.announce_compiling("the model for a sample")
             try:
-                self.listeners.sample(*sample_heldout(trainer))
+                self.listeners.sample(*sample_validation(trainer))
             except NotFinite as error:  # The steps are done: only the sample is missing.
                 self.listeners.message(f"There is no sample: {error}.")
         summary = Summary(
             steps=trainer.steps_done,
             loss=self.progress.loss,
-            eval_loss=self.progress.heldout_loss(trainer.steps_done),
+            eval_loss=self.progress.validation_loss(trainer.steps_done),
             baseline_loss=self.baseline,
             tokens=self.progress.tokens,
             train_seconds=timer.train_seconds,
@@ -121,7 +121,7 @@ class Milestones:
             metrics = self.trainer.evaluation()
             loss = metrics.pop("loss", None)
             if loss is None:
-                self.listeners.message("Nothing of the held-out data has a loss: this step is not evaluated.")
+                self.listeners.message("Nothing of the validation data has a loss: this step is not evaluated.")
                 return
             self.progress.evaluated(step, loss, metrics)
             self.listeners.evaluation(step, loss, self.baseline)

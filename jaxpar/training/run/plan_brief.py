@@ -85,7 +85,7 @@ def run_info(run: Run, first: int, folder: str, baseline: float | None) -> RunIn
         run: the run.
         first: its first step.
         folder: its folder.
-        baseline: the held-out loss of a bigram model, in nats per token.
+        baseline: the validation loss of a bigram model, in nats per token.
     """
     description = run.data.description
     return RunInfo(
@@ -111,8 +111,8 @@ def start_notes(run: Run, first: int, changes: Sequence[str], replanned: str | N
         replanned: the run's folder, where its plan differs from that of the last start.
     """
     config = run.config
-    if config.evaluation.every and config.evaluation.batches and run.data.heldout is None:
-        yield f"evaluation.every is {config.evaluation.every}, and no data is held out: nothing is evaluated."
+    if config.evaluation.every and config.evaluation.batches and run.data.validation is None:
+        yield f"evaluation.every is {config.evaluation.every}, and there is no validation data: nothing is evaluated."
     yield from routers_without_gradient(config.model)
     yield from faults(loaded(), platform.machine(), pipelined=run.plan.axes.pipe > 1)
     if unused := unused_blocks(run.plan, config.attention):

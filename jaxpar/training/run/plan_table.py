@@ -29,7 +29,7 @@ from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import MESH_AXES, ROUTED_AXES, SHARD_AXES
 from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, only
 from jaxpar.mesh.placements import REPLICAS, Placement, bytes_per_device, local_shape
-from jaxpar.mesh.quantized.transport import secondary_ranks
+from jaxpar.mesh.quantized.transport import hpz_ranks
 from jaxpar.mesh.rules import mesh_axes_of
 from jaxpar.pages.units import count, plural, size
 from jaxpar.pipeline.timing.durations import Durations
@@ -114,8 +114,8 @@ def _message_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     plan = layout.plan
     named = ("weights", plan.dtypes.weight_message), ("gradients", plan.dtypes.gradient_message)
     quantized = [f"{name} {dtype}" for name, dtype in named if dtype]
-    ways = [f"a secondary shard of {plan.secondary_shard} ranks", *_expert_copies(layout)]
-    ways = ways if plan.secondary_shard > 1 else []
+    ways = [f"hpZ over {plan.hpz} ranks", *_expert_copies(layout)]
+    ways = ways if plan.hpz > 1 else []
     if not quantized and not ways:
         return []
     exact = ["norms, biases and routers exact"] if quantized else []
@@ -123,11 +123,11 @@ def _message_row(layout: StepLayout) -> list[tuple[str, str, str]]:
 
 
 def _expert_copies(layout: StepLayout) -> list[str]:
-    """A phrase for the secondary shard of the weights of experts, where it is not that of other weights."""
+    """A phrase for the hpZ shard of the weights of experts, where it is not that of other weights."""
     plan = layout.plan
-    ranks = secondary_ranks(plan.secondary_shard, dict(plan.axes), ROUTED_AXES)
+    ranks = hpz_ranks(plan.hpz, dict(plan.axes), ROUTED_AXES)
     routed = any(one.experts is not None for one in kind_models(layout.config.model).values())
-    if not routed or ranks == plan.secondary_shard:
+    if not routed or ranks == plan.hpz:
         return []
     if ranks == 1:
         return ["none of experts' weights, which are gathered from all their ranks with each use"]

@@ -25,8 +25,8 @@ class Progress:
         self.loss: float | None = None
         """Training loss of the last logged step that has one."""
         self._evaluated: tuple[int, float] | None = None
-        """Step and held-out loss of the last evaluation."""
-        self._heldout_metrics: dict[str, float] = {}
+        """Step and validation loss of the last evaluation."""
+        self._validation_metrics: dict[str, float] = {}
         """The loss's other metrics in that evaluation."""
         self._start_lap()
 
@@ -70,11 +70,11 @@ class Progress:
             self.empty += 1
 
     def evaluated(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Held-out data was evaluated after `step`."""
-        self._evaluated, self._heldout_metrics = (step, loss), dict(metrics)
+        """Validation data was evaluated after `step`."""
+        self._evaluated, self._validation_metrics = (step, loss), dict(metrics)
 
-    def heldout_loss(self, step: int) -> float | None:
-        """The held-out loss after `step`; None where that step was not evaluated."""
+    def validation_loss(self, step: int) -> float | None:
+        """The validation loss after `step`; None where that step was not evaluated."""
         return self._evaluated[1] if self._evaluated is not None and self._evaluated[0] == step else None
 
     def record(self, trainer: Run, number: int, metrics: StepMetrics, lap: Lap, data_wait: float) -> StepRecord:
@@ -103,7 +103,7 @@ class Progress:
             skipped_steps=self.skipped,
             empty_steps=self.empty,
             loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
-            eval_loss=self.heldout_loss(number),
+            eval_loss=self.validation_loss(number),
             memory_kind=memory_kind(),
             memory_peak_bytes=peak_bytes(),
             memory_limit_bytes=limit_bytes(),
@@ -115,14 +115,14 @@ class Progress:
         )
 
     def _metrics(self, trainer: Run, step: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
-        """Reports of layers and loss at step `step`, and of the loss on held-out data."""
+        """Reports of layers and loss at step `step`, and of the loss on validation data."""
         values = {name: value for name, value in reported.items() if "." not in name}
         values |= {**self._batch_metrics, **({} if empty else trainer.layout.objective.derived(reported))}
         if empty:  # The loss has no metrics then.
             values = {name: value for name, value in values.items() if not math.isnan(value)}
-        if self.heldout_loss(step) is None:
+        if self.validation_loss(step) is None:
             return values
-        return values | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
+        return values | {f"eval_{name}": value for name, value in self._validation_metrics.items()}
 
 
 def _feature_values(trainer: Run, metrics: StepMetrics) -> dict[str, object]:

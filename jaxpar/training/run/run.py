@@ -26,7 +26,7 @@ from jaxpar.observe.events import Listener
 from jaxpar.observe.holdings import name_arrays
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.run.batch_sizes import SizedStep, smaller_steps
-from jaxpar.training.run.batches import heldout_metrics, placed_batches
+from jaxpar.training.run.batches import placed_batches, validation_metrics
 from jaxpar.training.run.out_of_memory import explained
 from jaxpar.training.run.reference import initial_state_from, provide_reference
 from jaxpar.training.run.setup import RunSetup
@@ -121,8 +121,8 @@ class Run(RunSetup):
             # Batches are placed one ahead.
             first, last = (self._first_example(one, left_out) for one in (step, self.config.run.steps + 2))
             last = last if data.examples is None else min(last, data.examples)
-            heldout = self.config.evaluation.batches * self.config.data.batch_size if self.evaluates else 0
-            self._teacher_pass.provide(data, left_out, range(first, last), heldout, listeners or Listener())
+            validation = self.config.evaluation.batches * self.config.data.batch_size if self.evaluates else 0
+            self._teacher_pass.provide(data, left_out, range(first, last), validation, listeners or Listener())
         elif self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
             self.models.check_reference(self._continued)
             liveness.at("computing log-probabilities of the reference")
@@ -185,24 +185,24 @@ class Run(RunSetup):
         return placed_batches(self.config, self.data, placers, first, self.left_out)
 
     def evaluate(self) -> float:
-        """The loss over the held-out batches, always the same ones: in nats per token, or per pair.
+        """The loss over the validation batches, always the same ones: in nats per token, or per pair.
 
-        Raises `UserError` when there are no held-out batches, or no target of the loss in them.
+        Raises `UserError` when there are no validation batches, or no target of the loss in them.
         """
-        if self.data.heldout is None:
-            raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
+        if self.data.validation is None:
+            raise UserError("data.validation_path is null: expected validation data to evaluate on")
         if not self.config.evaluation.batches:
             raise UserError("evaluation.batches: 0 leaves nothing to evaluate; expected at least 1")
         metrics = self.evaluation()
         if "loss" not in metrics:
-            raise UserError("evaluation: nothing of the held-out data has a loss; expected a reward for an answer")
+            raise UserError("evaluation: nothing of the validation data has a loss; expected a reward for an answer")
         return metrics["loss"]
 
     def evaluation(self) -> dict[str, float]:
         """`evaluate` as `loss`, where there is one, and the metrics of the loss over the same batches, of a run that
         `evaluates`."""
         self.provide_reference()
-        return heldout_metrics(self.config, self.functions, self.evaluated_weights(), self.data, self.placer)
+        return validation_metrics(self.config, self.functions, self.evaluated_weights(), self.data, self.placer)
 
     def evaluated_weights(self) -> Weights:
         """Weights that are evaluated and sampled from: the weights, or their moving average under `evaluation.ema`.

@@ -167,12 +167,12 @@ class RunSetup:
         return self.predicted_bytes if "compiled" in vars(self) else None
 
     def baseline(self) -> float | None:
-        """Loss of a bigram model on the held-out batches, in nats per token; None where there are none, or pairs."""
+        """Loss of a bigram model on the validation batches, in nats per token; None where there are none, or pairs."""
         return baseline(self.config, self.data)
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is held-out data and the configuration asks to use it."""
+        """Whether there is validation data and the configuration asks to use it."""
         return evaluates(self.config, self.data)
 
     @cached_property

@@ -54,7 +54,7 @@ class Trainer:
     Methods:
         from_checkpoint(path): a trainer that goes on from a checkpoint.
         step(): take one step; returns its metrics.
-        evaluate(), baseline(): the held-out loss, and that of a bigram model.
+        evaluate(), baseline(): the validation loss, and that of a bigram model.
         fit(): train to `run.steps`, with all files of a run.
         save(): write a checkpoint.
         generate(prompts): continue texts.
@@ -161,15 +161,15 @@ class Trainer:
         return metrics
 
     def evaluate(self) -> float:
-        """The loss over the held-out batches, always the same ones: in nats per token, or per pair.
+        """The loss over the validation batches, always the same ones: in nats per token, or per pair.
 
         Raises:
-            UserError: the data source holds nothing out, or nothing that the loss counts.
+            UserError: the data source has no validation data, or nothing that the loss counts.
         """
         return self._run.evaluate()
 
     def baseline(self) -> float | None:
-        """Loss of a bigram model on the held-out batches, in nats per token; None where there are none, or pairs."""
+        """Loss of a bigram model on the validation batches, in nats per token; None where there are none, or pairs."""
         return self._run.baseline()
 
     def fit(self, listeners: Iterable[Listener] | None = None) -> Summary:

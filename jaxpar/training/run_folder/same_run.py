@@ -37,7 +37,7 @@ MAY_CHANGE_KEYS = (
     "data.workers",
     "data.later_sources",
     "data.max_epochs",
-    "data.heldout",
+    "data.validation",
     "optimizer.learning_rate",
     "optimizer.matrix_learning_rate",
     "optimizer.clip_norm",
@@ -50,7 +50,7 @@ MAY_CHANGE_KEYS = (
 """Other keys that may change: the length of a run, and the remedies for a run that diverged or exceeds its formats."""
 
 
-MAY_MOVE = ("data.path", "data.tokenizer", "data.heldout_path")
+MAY_MOVE = ("data.path", "data.tokenizer", "data.validation_path")
 """Keys that may change with `data.source: stream`, which compares the files to train on and the tokenizer."""
 
 

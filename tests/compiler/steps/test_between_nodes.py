@@ -16,7 +16,7 @@ EMBED = 512
 MODEL = {"layers": 4, "embed": EMBED, "heads": 8, "mlp": 1536, "vocab": 1024}
 SHARDED = {"fsdp": 8, "zero": 3}
 QUANTIZED = {"quantized": {"weights": "int8", "gradients": "int4"}}
-ALL = {"parallel": SHARDED | {"secondary_shard": 4} | QUANTIZED}
+ALL = {"parallel": SHARDED | {"hpz": 4} | QUANTIZED}
 
 
 def compiled(sections: dict[str, dict[str, Any]]) -> tuple[Any, Any, Report]:

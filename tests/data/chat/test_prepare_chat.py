@@ -114,7 +114,7 @@ def test_a_folder_of_conversations_has_a_version_of_its_own_and_is_checked_whole
     plain = json.loads((chat.path / INDEX).read_bytes())
     assert plain["version"] == 2, "releases that know no masks refuse it"
     assert json.loads((chat.path / "tokenizer_config.json").read_bytes())["eos_token"] == END
-    text = prepared(tmp_path / "text", ["some text"] * 3, heldout_fraction=0.0)
+    text = prepared(tmp_path / "text", ["some text"] * 3, validation_fraction=0.0)
     written = json.loads((text.path / INDEX).read_bytes())
     assert written["version"] == 1 and "chat" not in written and "counted" not in str(written)
     np.testing.assert_array_equal(np.load(chat.path / "train-00000.counted.npy"), chat.train.counted[:])  # pyright: ignore

@@ -77,8 +77,8 @@ def test_a_line_that_is_no_marked_answer_is_named_with_the_reason(tmp_path: Path
 
 def test_folders_that_do_not_go_together_are_refused(tmp_path: Path):
     marked, of_pairs = prepared_marked(tmp_path / "marked", LINES).path, prepared_pairs(tmp_path / "pairs").path
-    with refused("data.heldout_path", "no marked answers"):
-        open_data(config(marked, heldout_path=str(of_pairs)), vocab=None, seed=0)
+    with refused("data.validation_path", "no marked answers"):
+        open_data(config(marked, validation_path=str(of_pairs)), vocab=None, seed=0)
     with refused("one marked answer", "at least 2"):
         opened(prepared_marked(tmp_path / "one", LINES[:1]).path)
     with refused("'label'", "--format labelled"):

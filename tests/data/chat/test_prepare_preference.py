@@ -91,11 +91,11 @@ def test_marks_that_do_not_tell_the_prompts_answers_apart_are_refused(tmp_path: 
         prepared_pairs(tmp_path / "out", [line], chat_template=joined)
 
 
-def test_pairs_are_reported_and_held_out_whole_and_a_continued_preparation_has_the_same_bytes(tmp_path: Path):
-    given = {"format": "preference", "heldout_fraction": 0.3, "shard_tokens": 400}
+def test_pairs_are_reported_and_split_whole_and_a_continued_preparation_has_the_same_bytes(tmp_path: Path):
+    given = {"format": "preference", "validation_fraction": 0.3, "shard_tokens": 400}
     folder, text = reported_chat(tmp_path / "out", pairs() * 3, **given)
-    assert folder.heldout is not None
-    for stream in (folder.train, folder.heldout):
+    assert folder.validation is not None
+    for stream in (folder.train, folder.validation):
         assert len(stream.starts) % 2 == 0
     assert f"in {len(folder.train.starts) // 2} pairs to train on" in text and "loss.name=dpo" in text
     questions = [text.split("<|im_start|>assistant")[0] for text in spelled(folder)]
@@ -174,10 +174,10 @@ def test_folders_that_do_not_go_together_are_refused(tmp_path: Path):
     )
     for given, parts in (
         ({"path": None, "sources": {str(of_pairs): 1.0, str(chat): 1.0}}, ("data.sources", "not mixed", "data.path")),
-        ({"heldout_path": str(chat)}, ("data.heldout_path", "no pairs")),
-        ({"path": str(chat), "heldout_path": str(of_pairs)}, ("data.heldout_path", "pairs")),
+        ({"validation_path": str(chat)}, ("data.validation_path", "no pairs")),
+        ({"path": str(chat), "validation_path": str(of_pairs)}, ("data.validation_path", "pairs")),
     ):
         with refused(*parts):
             open_data(config(of_pairs, **given), vocab=None, seed=0)
-    held = open_data(config(of_pairs, heldout_path=str(of_pairs)), vocab=None, seed=0)
+    held = open_data(config(of_pairs, validation_path=str(of_pairs)), vocab=None, seed=0)
     assert [part.split for part in held.paired] == ["train", "train"]

@@ -87,7 +87,7 @@ def test_markers_that_are_no_tokens_are_refused_of_a_template_that_is_chosen_and
 
 
 def test_a_trained_tokenizer_has_the_markers_of_a_template(tmp_path):
-    text = prepared(tmp_path / "text", ["the capital of peru is lima"] * 3, train_bpe=262, heldout_fraction=0.0,
+    text = prepared(tmp_path / "text", ["the capital of peru is lima"] * 3, train_bpe=262, validation_fraction=0.0,
                     special_tokens=("<|im_start|>", "<|im_end|>"))  # fmt: skip
     tokenizer = load_tokenizer(text.path / "tokenizer.json", "a")
     assert [tokenizer.token_to_id(one) for one in (END, "<|im_start|>", END_TURN)] == [0, 1, 2]

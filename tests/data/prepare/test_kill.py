@@ -30,7 +30,7 @@ def test_the_workers_of_a_killed_command_end_with_it_and_the_command_goes_on(tmp
     asked = options(tmp_path / "out", source)
     command = [
         sys.executable, "-m", "jaxpar.prepare", "--input", str(source), "--tokenizer", str(asked.tokenizer),
-        "--out", str(asked.out), "--unit-bytes", "2000", "--shard-tokens", "50000", "--heldout-fraction", "0.2",
+        "--out", str(asked.out), "--unit-bytes", "2000", "--shard-tokens", "50000", "--validation-fraction", "0.2",
         "--processes", "2",
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:

@@ -38,7 +38,7 @@ def printed_by(asked):
 def test_tokens_are_those_of_the_library(tmp_path):
     documents = [*texts(50), "ünïcode \U0001f600", "  spaces\n\n\tand tabs ", END, "x"]
     source = write_jsonl(tmp_path / "a.jsonl", documents)
-    folder = prepare(options(tmp_path / "out", source, train_bpe=300, heldout_fraction=0.0), quiet())
+    folder = prepare(options(tmp_path / "out", source, train_bpe=300, validation_fraction=0.0), quiet())
     tokenizer = Tokenizer.from_file(str(folder.path / TOKENIZER))
     tokenizer.encode_special_tokens = True
     wanted = [[*tokenizer.encode(text).ids, folder.index.separator] for text in documents]
@@ -76,7 +76,7 @@ def test_documents_begin_with_what_the_tokenizer_puts_before_a_text(tmp_path):
     made.post_processor = processors.TemplateProcessing(single=f"<bos> $A {END}", special_tokens=special)
     made.save(str(file))
     documents = ["ab", "<bos>", "word " * (2 * pieces.LONGEST_PIECE // 5)]
-    folder = prepared(tmp_path / "out", documents, tokenizer=file, heldout_fraction=0.0)
+    folder = prepared(tmp_path / "out", documents, tokenizer=file, validation_fraction=0.0)
     starts = folder.train.starts[:].tolist()
     tokens = folder.train.tokens[:]
     assert [place for place, token in enumerate(tokens.tolist()) if token == begin] == starts
@@ -187,13 +187,13 @@ def test_a_folder_that_is_finished_is_left_as_it_is(tmp_path):
     assert contents(tmp_path / "out") == before
 
 
-def test_equal_documents_are_held_out_together_and_the_share_is_what_was_asked(tmp_path):
+def test_equal_documents_are_in_one_split_and_the_share_is_what_was_asked(tmp_path):
     documents = texts(400) + texts(400)
-    train, heldout = decoded(prepared(tmp_path / "out", documents, heldout_fraction=0.25, unit_bytes=10**5))
-    assert not set(train) & set(heldout)
-    assert 0.17 < len(heldout) / len(documents) < 0.33
-    more = decoded(prepared(tmp_path / "more", documents, heldout_fraction=0.4, unit_bytes=10**5))[1]
-    assert set(heldout) < set(more), "a larger share holds out the same ones and more"
+    train, validation = decoded(prepared(tmp_path / "out", documents, validation_fraction=0.25, unit_bytes=10**5))
+    assert not set(train) & set(validation)
+    assert 0.17 < len(validation) / len(documents) < 0.33
+    more = decoded(prepared(tmp_path / "more", documents, validation_fraction=0.4, unit_bytes=10**5))[1]
+    assert set(validation) < set(more), "a larger share takes the same ones and more"
 
 
 def test_a_document_that_cannot_be_cut_is_broken_and_named(tmp_path, monkeypatch):
@@ -201,8 +201,8 @@ def test_a_document_that_cannot_be_cut_is_broken_and_named(tmp_path, monkeypatch
     monkeypatch.setattr(pieces, "LARGEST_PIECE", 90)
     source = write_jsonl(tmp_path / "a.jsonl", ["b" * 90, "b" * 91, "short"])
     with refused("1 document is broken", "a.jsonl:2", "91 characters", "it has no place", "--max-broken"):
-        prepare(options(tmp_path / "out", source, heldout_fraction=0.0), quiet())
-    folder = prepare(options(tmp_path / "out", source, heldout_fraction=0.0, max_broken=1), quiet())
+        prepare(options(tmp_path / "out", source, validation_fraction=0.0), quiet())
+    folder = prepare(options(tmp_path / "out", source, validation_fraction=0.0, max_broken=1), quiet())
     assert decoded(folder)[0] == ["b" * 90, "short"]
 
 
@@ -214,7 +214,7 @@ def test_a_long_document_takes_little_more_memory_than_a_short_one(tmp_path):
     with open(path, "w") as file:
         file.write(json.dumps({"text": words * 24}) + "\n")
     arguments = ["--input", str(path), "--tokenizer", str(write_tokenizer(tmp_path / "t.json"))]
-    arguments += ["--heldout-fraction", "0", "--processes", "1", "--out", str(tmp_path / "out")]
+    arguments += ["--validation-fraction", "0", "--processes", "1", "--out", str(tmp_path / "out")]
     # Not `ru_maxrss`: it begins at the memory of the process that starts the program.
     program = "import re, sys; from jaxpar.prepare import main; assert main(sys.argv[1:]) == 0; "
     program += r"print(int(re.search(r'VmHWM:\s+(\d+) kB', open('/proc/self/status').read())[1]) // 1024)"
@@ -229,13 +229,13 @@ def test_a_tokenizer_that_cuts_pads_or_adds_tokens_does_not(tmp_path):
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=50)
     tokenizer.save(str(path))
-    folder = prepared(tmp_path / "out", texts(20), tokenizer=path, heldout_fraction=0.0)
+    folder = prepared(tmp_path / "out", texts(20), tokenizer=path, validation_fraction=0.0)
     assert decoded(folder)[0] == texts(20)
 
 
 def test_a_large_vocabulary_has_wide_tokens(tmp_path):
     path = write_tokenizer(tmp_path / "t.json", stride=300)
-    folder = prepared(tmp_path / "out", texts(20), tokenizer=path, heldout_fraction=0.0)
+    folder = prepared(tmp_path / "out", texts(20), tokenizer=path, validation_fraction=0.0)
     assert (folder.index.dtype, folder.index.vocab) == ("uint32", 300 * 255 + 1)
     assert folder.train.tokens.dtype == np.uint32
     assert decoded(folder)[0] == texts(20)
@@ -244,7 +244,7 @@ def test_a_large_vocabulary_has_wide_tokens(tmp_path):
 def test_what_is_left_out_is_counted_and_named(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", ["good", "", "", "fine"])
     source.write_text(source.read_text() + "oops\n" + '{"text": "\\ud800"}\n')
-    printed, folder = printed_by(options(tmp_path / "out", source, max_broken=2, heldout_fraction=0.0))
+    printed, folder = printed_by(options(tmp_path / "out", source, max_broken=2, validation_fraction=0.0))
     assert folder.index.skipped == {"broken": 2, "empty": 2}
     assert (
         f"2 broken documents were left out: {source}:5: not JSON (Expecting value, column 1), {source}:6: a lone"
@@ -264,11 +264,11 @@ def test_broken_documents_stop_at_the_limit_and_a_higher_one_goes_on(tmp_path):
     assert folder.index.skipped["broken"] == 3
 
 
-def test_that_nothing_was_held_out_is_reported(tmp_path):
+def test_that_there_is_no_validation_document_is_reported(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts(3))
-    hint = "No document fell into --heldout-fraction 1e-09, so a run cannot evaluate; "
-    assert hint in printed_by(options(tmp_path / "few", source, heldout_fraction=1e-9))[0]
-    assert "fell into" not in printed_by(options(tmp_path / "none", source, heldout_fraction=0.0))[0]
+    hint = "No document fell into --validation-fraction 1e-09, so a run cannot evaluate; "
+    assert hint in printed_by(options(tmp_path / "few", source, validation_fraction=1e-9))[0]
+    assert "fell into" not in printed_by(options(tmp_path / "none", source, validation_fraction=0.0))[0]
 
 
 def test_two_preparations_of_one_folder_do_not_interfere(tmp_path):

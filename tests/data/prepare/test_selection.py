@@ -20,7 +20,7 @@ from tests.sentences import refused
 
 def chosen(out: Path, documents: list[str], **choice) -> tuple[list[str], dict[str, int]]:
     """The documents that are prepared, and how many are not, by reason."""
-    folder = prepared(out, documents, heldout_fraction=0.0, choice=Choice(**choice))
+    folder = prepared(out, documents, validation_fraction=0.0, choice=Choice(**choice))
     return decoded(folder)[0], folder.index.skipped
 
 
@@ -107,7 +107,7 @@ def test_texts_of_an_evaluation_are_not_trained_on(tmp_path: Path):
     assert folder.index.skipped["contaminated"] >= 2
     task = Task("t", Perplexity("x"), tuple(map(Document, texts_of_task)))
     assert not any(overlap.matched for overlap in shared_ngrams(folder.path, [task], 20)[0])
-    whole = prepared(tmp_path / "all", documents, heldout_fraction=0.0)
+    whole = prepared(tmp_path / "all", documents, validation_fraction=0.0)
     assert all(overlap.matched for overlap in shared_ngrams(whole.path, [task], 20)[0])
 
 

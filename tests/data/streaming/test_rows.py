@@ -91,8 +91,8 @@ def test_blocks_have_the_tokens_of_a_prepared_folder(tmp_path: Path, name: str):
     rows = rows_of(tmp_path / name)
     blocks = rows.order.blocks
     assert len(blocks) >= 2 * LANES
-    for heldout, wanted in ((False, folder.train), (True, folder.heldout)):
-        stream = first_documents(workers, blocks, 10**9, heldout_fraction=FRACTION, heldout=heldout)  # pyright: ignore[reportArgumentType]
+    for validation, wanted in ((False, folder.train), (True, folder.validation)):
+        stream = first_documents(workers, blocks, 10**9, validation_fraction=FRACTION, validation=validation)  # pyright: ignore[reportArgumentType]
         assert counted(stream) == counted(wanted)
 
 
@@ -100,7 +100,7 @@ def test_a_sample_of_the_documents_is_of_all_files(tmp_path: Path):
     for name in "abc":
         write_jsonl(tmp_path / f"{name}.jsonl", [name * 40] * 50)
     rows = rows_of(tmp_path)
-    stream = first_documents(rows.workers, rows.order.blocks, 2000, heldout_fraction=0.0)
+    stream = first_documents(rows.workers, rows.order.blocks, 2000, validation_fraction=0.0)
     assert stream is not None and len(stream) < 3000
     assert len(set(stream.tokens[:].tolist())) == 4, "three letters and the end of a document"
 

@@ -31,7 +31,7 @@ def opened(path: Path, **changes: Any) -> Data:
         write_tokenizer(tokenizer)
     options: dict[str, Any] = {"tokenizer": str(tokenizer), "sequence_length": 64, "batch_size": 4, "workers": 1}
     return open_data(
-        DataConfig(source="stream", path=str(path), **(options | {"heldout_fraction": 0.2} | changes)),
+        DataConfig(source="stream", path=str(path), **(options | {"validation_fraction": 0.2} | changes)),
         vocab=None,
         seed=1,
     )
@@ -41,16 +41,16 @@ def opened(path: Path, **changes: Any) -> Data:
 def test_processes_tokenize_what_a_prepared_folder_has(tmp_path: Path):
     source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     data = opened(source)
-    train, heldout = decoded(prepare(options(tmp_path / "folder", source), quiet()))
+    train, validation = decoded(prepare(options(tmp_path / "folder", source), quiet()))
     batch = batch_rows(data.train, 0, 4, range(4))
-    assert batch["tokens"].shape == (4, 64) and data.decode is not None and data.heldout is not None
+    assert batch["tokens"].shape == (4, 64) and data.decode is not None and data.validation is not None
     for row, segments in zip(batch["tokens"], batch["segments"], strict=True):
         for segment in range(1, segments.max() + 1):
             assert any(data.decode(row[segments == segment]) in one for one in train)
-    rows = data.heldout.stream
-    assert sorted(data.decode(rows.tokens[:]).split("0/")) == sorted("".join(heldout).split("0/"))
+    rows = data.validation.stream
+    assert sorted(data.decode(rows.tokens[:]).split("0/")) == sorted("".join(validation).split("0/"))
     assert (data.vocab, data.separator) == (257, 256)
-    assert "1 file" in data.description and f"{len(heldout)} held out" in data.description
+    assert "1 file" in data.description and f"{len(validation)} for validation" in data.description
     # A process that is killed is a sentence.
     workers = data.train.workers  # pyright: ignore[reportAttributeAccessIssue]
     os.kill(workers.started[0].process.pid, signal.SIGKILL)
@@ -96,12 +96,12 @@ def test_a_compressed_file_is_not_read_for_thousands_of_blocks():
 
 
 @pytest.mark.long
-def test_heldout_files_leave_all_of_the_others_to_train_on(tmp_path: Path):
+def test_validation_files_leave_all_of_the_others_to_train_on(tmp_path: Path):
     source, other = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), write_jsonl(tmp_path / "b.jsonl", texts(50, seed=1))
-    data = opened(source, heldout_path=str(other))
-    assert data.heldout is not None and len(data.heldout.stream.starts) == 50
+    data = opened(source, validation_path=str(other))
+    assert data.validation is not None and len(data.validation.stream.starts) == 50
     assert len(data.train.stream.starts) == len(DOCUMENTS)
-    assert opened(source, heldout_fraction=0.0).heldout is None
+    assert opened(source, validation_fraction=0.0).validation is None
 
 
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path):
@@ -128,23 +128,23 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path):
     with source.open("a") as file:
         file.write(json.dumps({"text": "fine"}) + "\nbroken\n")
     with refused("a.jsonl:4: not JSON", "as many spaces instead of it let the run continue", "--max-broken"):
-        opened(source, heldout_fraction=0.0).train.row(0)
+        opened(source, validation_fraction=0.0).train.row(0)
 
 
 def test_a_run_continues_with_the_same_files_alone(tmp_path: Path):
     source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
-    data = opened(source, heldout_fraction=0.0)
+    data = opened(source, validation_fraction=0.0)
     facts = {"stream": json.loads(json.dumps(data.positions(0)))} | data.facts
     moved = tmp_path / "moved"
     moved.mkdir()
     write_tokenizer(moved / "tokenizer.json")
-    again = opened(write_jsonl(moved / "a.jsonl", DOCUMENTS), heldout_fraction=0.0).continued(facts, 0)
+    again = opened(write_jsonl(moved / "a.jsonl", DOCUMENTS), validation_fraction=0.0).continued(facts, 0)
     assert again.positions(0) == data.positions(0)
-    changed = opened(write_jsonl(source, [*DOCUMENTS, "more"]), heldout_fraction=0.0)
+    changed = opened(write_jsonl(source, [*DOCUMENTS, "more"]), validation_fraction=0.0)
     with refused("data.path: the files of", "their sizes, or the tokenizer", "run.init_from"):
         changed.continued(facts, 0)
     for documents in (["X" + DOCUMENTS[0][1:], *DOCUMENTS[1:]], [*DOCUMENTS[:-1], DOCUMENTS[-1][:-1] + "X"]):
-        same_size = opened(write_jsonl(source, documents), heldout_fraction=0.0)
+        same_size = opened(write_jsonl(source, documents), validation_fraction=0.0)
         with refused("data.path: the files of", "run.init_from"):
             same_size.continued(facts, 0)
     later = facts | {"stream": facts["stream"] | {"order": 2}}
@@ -153,7 +153,7 @@ def test_a_run_continues_with_the_same_files_alone(tmp_path: Path):
 
 
 def test_the_files_of_a_run_may_be_moved():
-    of = lambda source, name: Config(data=DataConfig(source=source, path=name, tokenizer=name, heldout_path=name))
+    of = lambda source, name: Config(data=DataConfig(source=source, path=name, tokenizer=name, validation_path=name))
     assert forbidden_changes(of("stream", "a"), of("stream", "b")) == []
     assert len(forbidden_changes(of("prompts", "a"), of("prompts", "b"))) == 3
 
@@ -161,16 +161,16 @@ def test_the_files_of_a_run_may_be_moved():
 def test_a_run_continues_with_spaces_in_place_of_a_broken_line(tmp_path: Path):
     source, lines = tmp_path / "a.jsonl", ['{"text": "fine"}'] * 10_000
     source.write_text("\n".join([*lines, "broken", *lines]))
-    facts = {"stream": opened(source, heldout_fraction=0.0).positions(0)}
+    facts = {"stream": opened(source, validation_fraction=0.0).positions(0)}
     source.write_text("\n".join([*lines, " " * 6, *lines]))
     [file] = find_files(str(source), "data.path", "text")
     documents = share_of_documents(file, 0, 1, key="text", option="data.text_key", scratch=tmp_path)
     assert [document.text for document in documents] == ["fine"] * 20_000
-    opened(source, heldout_fraction=0.0).continued(facts, 0)
+    opened(source, validation_fraction=0.0).continued(facts, 0)
 
 
 def test_a_task_that_cannot_be_handed_out_is_an_error(tmp_path: Path):
-    workers = opened(write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), heldout_fraction=0.0).train.workers  # pyright: ignore[reportAttributeAccessIssue]
+    workers = opened(write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), validation_fraction=0.0).train.workers  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(Exception, match="pickle"):
         workers.submit(lambda: None).result(timeout=5)
     workers.close()

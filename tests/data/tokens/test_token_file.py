@@ -128,13 +128,13 @@ def config(path, **changes) -> DataConfig:
 
 def test_opened_token_files_have_the_vocabulary_of_both_files(path, tmp_path):
     save(path, [5, 9, 1, 9, 2, 2])
-    other = save(tmp_path / "heldout.npy", [5, 9, 11, 9])
-    data = open_data(config(path, heldout_path=other, separator=9), vocab=None, seed=0)
+    other = save(tmp_path / "validation.npy", [5, 9, 11, 9])
+    data = open_data(config(path, validation_path=other, separator=9), vocab=None, seed=0)
     assert (data.vocab, data.separator, data.decode, data.encode_start) == (12, 9, None, None)
-    assert data.heldout is not None
-    assert data.description.endswith("6 tokens in 3 documents to train on, 4 in 2 held out")
+    assert data.validation is not None
+    assert data.description.endswith("6 tokens in 3 documents to train on, 4 in 2 for validation")
     assert open_data(config(path, separator=9), vocab=64, seed=0).vocab == 64
-    assert open_data(config(path), vocab=None, seed=0).heldout is None
+    assert open_data(config(path), vocab=None, seed=0).validation is None
 
 
 def test_an_unset_path_and_a_separator_that_never_occurs_are_users_errors(path):
@@ -145,7 +145,7 @@ def test_an_unset_path_and_a_separator_that_never_occurs_are_users_errors(path):
         open_data(config(path, separator=7), vocab=None, seed=0)
 
 
-def test_an_error_in_the_heldout_file_names_its_key(path, tmp_path):
+def test_an_error_in_the_validation_file_names_its_key(path, tmp_path):
     save(path, [1, 2, 3, 4])
-    with refused("data.heldout_path=", "gone.npy", "does not exist"):
-        open_data(config(path, heldout_path=str(tmp_path / "gone.npy")), vocab=None, seed=0)
+    with refused("data.validation_path=", "gone.npy", "does not exist"):
+        open_data(config(path, validation_path=str(tmp_path / "gone.npy")), vocab=None, seed=0)

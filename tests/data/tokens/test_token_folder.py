@@ -37,11 +37,11 @@ def sentence_of(folder):
 
 
 def test_the_documents_come_back(made):
-    train, heldout = decoded(made)
-    assert sorted(train + heldout) == sorted(DOCUMENTS)
+    train, validation = decoded(made)
+    assert sorted(train + validation) == sorted(DOCUMENTS)
     assert [text for text in DOCUMENTS if text in set(train)] == train, "in the order of the input"
     assert len(made.index.shards("train")) > 2
-    assert heldout
+    assert validation
 
 
 def test_tokens_are_not_kept_in_memory(tmp_path):
@@ -111,7 +111,7 @@ def test_a_folder_has_more_shards_than_a_process_may_open_files_at_first(made, m
     asked = []
     monkeypatch.setattr(token_folder, "allow_more_files", asked.append)
     open_token_folder(made.path, key="data.path")
-    assert asked == [2 * sum(len(made.index.shards(split)) for split in ("train", "heldout"))]
+    assert asked == [2 * sum(len(made.index.shards(split)) for split in ("train", "validation"))]
 
 
 def test_a_folder_that_was_not_finished_or_is_another_is_reported_as_no_token_folder(tmp_path):

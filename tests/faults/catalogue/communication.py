@@ -52,14 +52,14 @@ COMMUNICATION = (
         ),
     ),
     Fault(
-        name="stale_secondary_shard",
-        description="A secondary shard is not refreshed from the other nodes: its own shard stands in their place.",
+        name="stale_hpz",
+        description="An hpZ shard is not refreshed from the other nodes: its own shard stands in their place.",
         file="jaxpar/mesh/quantized/travel.py",
         old="parts = _gathered(x, axes, levels.between, transport.weight) if levels.nodes > 1 else x[None]",
         new="parts = jnp.broadcast_to(x[None], (levels.nodes, *x.shape))",
         caught_by=(
-            "tests/training/parity/test_quantized.py::test_secondary_shards_give_the_numbers_of_one_device"
-            "[secondary shard, accumulation, remat, tied]",
+            "tests/training/parity/test_quantized.py::test_hpz_gives_the_numbers_of_one_device"
+            "[hpZ shard, accumulation, remat, tied]",
         ),
     ),
     Fault(

@@ -53,7 +53,7 @@ def chosen(
         (29, {"fsdp": 4, "context": 2}, "rows", ""),
         (8, {"fsdp": 4, "tensor": 2}, "table", ""),
         (14, {"fsdp": 8, "zero": 2}, "rows", ""),
-        (1, {"fsdp": 8, "secondary_shard": 2}, "table", "secondary shards"),
+        (1, {"fsdp": 8, "hpz": 2}, "table", "hpZ shards"),
         (1, {"fsdp": 3}, "table", "1024 elements"),
         (1, {"fsdp": 8, "overlap": {"embedding_messages": "table"}}, "table", "named by"),
         (99, {"fsdp": 8, "overlap": {"embedding_messages": "rows"}}, "rows", "named by"),

@@ -11,7 +11,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.layout.choices.transport import transport_of
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimated_bytes
-from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
+from jaxpar.mesh.quantized.transport import Transport, hpz_ranks
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -31,7 +31,7 @@ INT4 = {"gradients": "int4"}
         (4, INT4, {"fsdp": 8}, Transport(gradient="int4", node_devices=4)),
         (None, INT4, {"fsdp": 8}, Transport(gradient="int4")),
         (8, INT4, {"fsdp": 8}, Transport(gradient="int4")),
-        (4, {"weights": "int8"}, {"fsdp": 8, "secondary_shard": 4}, Transport(weight="int8", secondary=4)),
+        (4, {"weights": "int8"}, {"fsdp": 8, "hpz": 4}, Transport(weight="int8", hpz=4)),
     ],
 )
 def test_a_plan_cuts_messages_at_the_border_of_nodes(node_devices, quantized, parallel, transport):
@@ -45,10 +45,10 @@ def test_a_plan_cuts_messages_at_the_border_of_nodes(node_devices, quantized, pa
         (
             4,
             {},
-            {"fsdp": 8, "secondary_shard": 2, "tensor": 4},
-            ("secondary_shard: 2", "tensor 4", "node of 4 devices"),
+            {"fsdp": 8, "hpz": 2, "tensor": 4},
+            ("hpz: 2", "tensor 4", "node of 4 devices"),
         ),
-        (4, {}, {"fsdp": 12, "secondary_shard": 3}, ("secondary_shard: 3", "node of 4 devices", "for example 4")),
+        (4, {}, {"fsdp": 12, "hpz": 3}, ("hpz: 3", "node of 4 devices", "for example 4")),
     ],
 )
 def test_what_nodes_do_not_divide_is_refused(node_devices, quantized, parallel, parts):
@@ -75,26 +75,26 @@ ROUTED = {"experts": ExpertsConfig(count=8, per_token=2)}
         (12, (2, 4, 3), 3),
     ],
 )  # fmt: skip
-def test_a_secondary_shard_of_an_expert_is_among_the_neighbours_that_share_it(own, sizes, ranks):
+def test_an_hpz_shard_of_an_expert_is_among_the_neighbours_that_share_it(own, sizes, ranks):
     places = [np.unravel_index(rank, sizes) for rank in range(own)]
     assert sum(place[1] == 0 for place in places) == ranks
     axes: dict[str, int] = dict(zip(("fsdp", "expert", "context"), sizes, strict=True))
-    assert secondary_ranks(own, axes, ("expert",)) == ranks and secondary_ranks(own, axes, ("tensor",)) == own
+    assert hpz_ranks(own, axes, ("expert",)) == ranks and hpz_ranks(own, axes, ("tensor",)) == own
 
 
 def test_neighbours_of_an_axis_of_one_rank_are_those_of_the_others():
     """Also where they are no whole ranks of an axis: nothing is split over the experts' axis."""
-    assert secondary_ranks(8, {"fsdp": 8, "expert": 1, "context": 3}, ("expert",)) == 8
-    parallel = {"fsdp": 2, "context": 3, "secondary_shard": 2}
+    assert hpz_ranks(8, {"fsdp": 8, "expert": 1, "context": 3}, ("expert",)) == 8
+    parallel = {"fsdp": 2, "context": 3, "hpz": 2}
     config = resolve_config(small(parallel=parallel, data={"batch_size": 24, "sequence_length": 48}), 6)
     plan = make_plan(config, jax.devices()[0], None)
-    assert transport_of(plan).secondary == 2 and estimated_bytes(config, plan) > 0
+    assert transport_of(plan).hpz == 2 and estimated_bytes(config, plan) > 0
 
 
 def test_neighbours_that_are_a_part_of_several_axes_are_refused():
-    parallel = {"fsdp": 2, "expert": 4, "context": 3, "secondary_shard": 2}
+    parallel = {"fsdp": 2, "expert": 4, "context": 3, "hpz": 2}
     config = small(model=ROUTED, parallel=parallel, data={"batch_size": 24, "sequence_length": 48})
-    with refused("parallel.secondary_shard: 2", "fsdp 2", "expert 4", "context 3", "3 or 6 or 12"):
+    with refused("parallel.hpz: 2", "fsdp 2", "expert 4", "context 3", "3 or 6 or 12"):
         make_plan(resolve_config(config, 24), jax.devices()[0], None)
 
 

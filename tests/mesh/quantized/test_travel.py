@@ -1,4 +1,4 @@
-"""Weights and gradients that travel quantised, or through a secondary shard: what arrives, and the bytes sent."""
+"""Weights and gradients that travel quantised, or through an hpZ shard: what arrives, and the bytes sent."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.quantized.blocks import LARGEST, row_bytes
 from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.mesh.quantized.travel import gather_secondary, gather_shards, gather_stored, reduce_shards, scatter_shards
+from jaxpar.mesh.quantized.travel import gather_hpz, gather_shards, gather_stored, reduce_shards, scatter_shards
 from tests.sentences import refused
 from tests.traced import mesh_of, operations, sent_by_groups
 
@@ -27,7 +27,7 @@ WHOLE = np.random.default_rng(0).standard_normal((RANKS, *SHAPE)).astype(np.floa
 """On each rank."""
 ELEMENTS = prod(SHAPE)
 
-SECONDARY = Transport(secondary=NODE)
+HPZ = Transport(hpz=NODE)
 
 
 def on_ranks(function: Any, out: P) -> Any:
@@ -43,13 +43,13 @@ def shards(whole: np.ndarray) -> np.ndarray:
 
 
 def stored(x: jax.Array, transport: Transport) -> jax.Array:
-    """A gather as a step does it: through the secondary shard, if there is one."""
-    if transport.secondary > 1:
-        x = gather_secondary(x, SHARDS, 1, transport)
+    """A gather as a step does it: through the hpZ shard, if there is one."""
+    if transport.hpz > 1:
+        x = gather_hpz(x, SHARDS, 1, transport)
     return gather_stored(x, SHARDS, 1, transport)
 
 
-@pytest.mark.parametrize("transport", [SECONDARY, Transport(secondary=2), Transport(node_devices=NODE)], ids=repr)
+@pytest.mark.parametrize("transport", [HPZ, Transport(hpz=2), Transport(node_devices=NODE)], ids=repr)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_exact_gather_has_every_bit_on_every_rank(transport: Transport, dtype: str):
     whole = WHOLE[0].astype(jnp.dtype(dtype))
@@ -59,7 +59,7 @@ def test_an_exact_gather_has_every_bit_on_every_rank(transport: Transport, dtype
         np.testing.assert_array_equal(found[rank], whole)
 
 
-@pytest.mark.parametrize("transport", [Transport(), SECONDARY, Transport(secondary=2)], ids=repr)
+@pytest.mark.parametrize("transport", [Transport(), HPZ, Transport(hpz=2)], ids=repr)
 @pytest.mark.parametrize("weight", ["int8", "float8_e4m3fn"])
 def test_a_quantised_gather_is_the_same_on_every_rank_and_within_half_a_step(weight: Any, transport: Transport):
     found = np.asarray(
@@ -109,8 +109,8 @@ def test_quantised_sums_of_many_gradients_have_no_bias(gradient: Any):
     [
         (Transport(), 0, ELEMENTS // 8 * 4 * 7),
         (Transport(weight="int8"), 0, row_bytes(ELEMENTS // 8, "int8") * 7),
-        (SECONDARY, ELEMENTS // 4 * 4 * 3, ELEMENTS // 8 * 4),
-        (Transport(secondary=NODE, weight="float8_e4m3fn"), ELEMENTS // 4 * 4 * 3, row_bytes(ELEMENTS // 8, "int8")),
+        (HPZ, ELEMENTS // 4 * 4 * 3, ELEMENTS // 8 * 4),
+        (Transport(hpz=NODE, weight="float8_e4m3fn"), ELEMENTS // 4 * 4 * 3, row_bytes(ELEMENTS // 8, "int8")),
     ],
     ids=repr,
 )

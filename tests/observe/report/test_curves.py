@@ -17,10 +17,10 @@ def test_a_curve_has_every_finite_value_at_its_step() -> None:
     assert points(run, "loss") == [(1, 3.0), (4, 2.0)]
 
 
-def test_each_held_out_set_has_a_chart() -> None:
+def test_each_validation_set_has_a_chart() -> None:
     run = record({"step": 1, "loss": 3.0, "metrics": {"eval_loss_code": 2.5, "eval_loss_web": 3.5}})
     charts = [chart["title"] for chart in page_data([run])["charts"]]
-    assert charts[1:] == ["Loss on code, held out", "Loss on web, held out"]
+    assert charts[1:] == ["Validation loss on code", "Validation loss on web"]
 
 
 def test_a_thinned_curve_keeps_its_ends_and_every_spike() -> None:

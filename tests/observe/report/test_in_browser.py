@@ -69,14 +69,14 @@ def pixels(png: bytes, color: tuple[int, int, int]) -> int:
 def test_the_page_shows_its_curves(page: Browser, pages: Path, tmp_path: Path) -> None:
     page.open(pages / "one.html")
     assert page.count("#charts figure") == 6
-    assert drawn(page, LOSS) == 3, "training, held-out, baseline"
+    assert drawn(page, LOSS) == 3, "training, validation, baseline"
     assert values(page, LOSS) == [f"{loss_at(60):.4f}", f"{loss_at(60) + 0.1:.4f}", f"{BASELINE:.4f}"]
     assert labels(page, LOSS, "x") == ["10", "20", "30", "40", "50", "60"]
     assert labels(page, RATE, "y") == ["0", "0.5e-3", "1.0e-3"]
     assert page.read("document.querySelector('.card b').textContent") == "246k"
     png = page.screenshot(tmp_path / "one.png")
     assert pixels(png, BLUE) > 1000, "the training loss"
-    assert pixels(png, ORANGE) > 500, "the held-out loss"
+    assert pixels(png, ORANGE) > 500, "the validation loss"
 
 
 def test_a_short_run_has_whole_steps_on_its_axis(page: Browser, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_smoothing_draws_a_smooth_line_over_a_faint_one(page: Browser, pages: Pa
     for _ in range(30):
         page.press("ArrowRight")
     assert page.text(".toolbar output") == "0.60"
-    assert page.count(f"{LOSS} > svg .line.raw") == 1, "the training loss; not the held-out loss"
+    assert page.count(f"{LOSS} > svg .line.raw") == 1, "the training loss; not the validation loss"
     assert values(page, LOSS)[0] != f"{loss_at(60):.4f}"
     assert values(page, LOSS)[1] == f"{loss_at(60) + 0.1:.4f}"
 
@@ -178,7 +178,7 @@ def test_a_chart_of_rewards_has_no_baseline_of_losses(page: Browser, tmp_path: P
     page.open(tmp_path / "page.html")
     rewards = "#charts figure:nth-child(2)"
     assert page.text(f"{rewards} h3") == "Reward" and drawn(page, rewards) == 2
-    assert drawn(page, LOSS) == 3, "training, held-out, baseline"
+    assert drawn(page, LOSS) == 3, "training, validation, baseline"
 
 
 def test_two_runs_lie_over_each_other(page: Browser, pages: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_sweep_is_sorted_by_a_click_and_its_runs_switched_off_and_on(page: Bro
     )
     assert names() == ["a", "b", "c", "short"]
     page.click("#sweep th:nth-child(2) button")
-    assert names() == ["b", "a", "c", "short"], "without a held-out loss, it is last"
+    assert names() == ["b", "a", "c", "short"], "without a validation loss, it is last"
     page.click("#sweep th:nth-child(2) button")
     assert names() == ["c", "a", "b", "short"]
     assert page.read("document.querySelector('#sweep th:nth-child(2)').getAttribute('aria-sort')") == "descending"

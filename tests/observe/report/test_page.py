@@ -76,13 +76,13 @@ def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert difference[-8:] == ["a", "b", "run.steps", "60", "40", "optimizer.name", "adamw", "muon"]
 
 
-def test_a_held_out_loss_of_an_earlier_step_has_its_step_beside_it(tmp_path: Path) -> None:
+def test_a_validation_loss_of_an_earlier_step_has_its_step_beside_it(tmp_path: Path) -> None:
     current, behind = write_run(tmp_path / "current"), write_run(tmp_path / "behind", until=46)
-    assert "step of the last held-out loss" not in words(page_of(current))
+    assert "step of the last validation loss" not in words(page_of(current))
     page = words(page_of(behind))
-    assert "held-out loss, step 40" in page and "above the baseline, step 40" in page
+    assert "validation loss, step 40" in page and "above the baseline, step 40" in page
     (rows,) = [{row[0]: row[1:] for row in figure_rows(read_runs([behind]))}]
-    assert rows["step of the last held-out loss"] == ("40",)
+    assert rows["step of the last validation loss"] == ("40",)
 
 
 def test_mixtures_that_differ_are_reported_source_by_source(tmp_path: Path) -> None:

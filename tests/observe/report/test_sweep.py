@@ -25,8 +25,8 @@ def test_a_line_has_the_results_of_its_run(tmp_path: Path) -> None:
     found = columns(*(write_run(tmp_path / name, floor=floor, mfu=0.25) for name, floor in floors.items()))
     assert found[""] == ["a", "b", "c"]
     losses = [loss_at(60, floor) + 0.1 for floor in floors.values()]
-    assert found["held-out loss"] == [f"{loss:.4f}" for loss in losses]
-    cells = [cell for cell in found["held-out loss"] if isinstance(cell, Cell)]
+    assert found["validation loss"] == [f"{loss:.4f}" for loss in losses]
+    cells = [cell for cell in found["validation loss"] if isinstance(cell, Cell)]
     assert [round(cell.order or 0, 6) for cell in cells] == [round(loss, 6) for loss in losses]
     assert (found["MFU"], found["tokens/s"], found["time in steps"]) == (["25.0%"] * 3, ["8.19k"] * 3, ["30.0 s"] * 3)
 
@@ -46,7 +46,7 @@ def test_a_run_without_results_or_configuration_has_empty_cells(tmp_path: Path) 
     folders.append(write_run(tmp_path / "d", until=0))
     found = columns(*folders)
     assert found["run.steps"] == ["20", "40", "", "60"]
-    assert found["held-out loss"][3] == ""
+    assert found["validation loss"][3] == ""
     _, note = sweep_table(read_runs(folders), NOW)
     assert note == "The configuration of c is not known."
 

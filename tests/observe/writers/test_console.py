@@ -56,7 +56,7 @@ def test_the_whole_run_is_reported(tmp_path: Path) -> None:
     for part in ("fsdp 2 x tensor 4", "--verbose", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
                  "12.0 GiB", "1:15", "09:08:07", " 50.0% ",
                  "0.4000 below the bigram baseline of 2.3000", "saved checkpoints/20",
-                 "Baseline: a bigram model, with a held-out loss of 2.3000",
+                 "Baseline: a bigram model, with a validation loss of 2.3000",
                  "- checkpoint 10 is corrupt and was skipped", "| def main():", "|     return 0",
                  "peak 3.0 GiB on the fullest device", "predicted 2.0 GiB per device"):  # fmt: skip
         assert part in printed, part

@@ -79,7 +79,7 @@ CONTEXT = Layout(fsdp=2, context=16, zero=3, context_strategy="usp")
         pytest.param("tensor", Layout(fsdp=4, tensor=8), Layout(fsdp=2, tensor=16), 0.5, id="tensor ranks of a host"),
         pytest.param("data", replace(REPLICAS, shard_state=True), REPLICAS, 0.8, id="state over replicas"),
         pytest.param("data", replace(BASE, wire=Transport(gradient="int4")), BASE, 0.8, id="quantised gradients"),
-        pytest.param("data", replace(MIXED, wire=Transport(secondary=8)), MIXED, 0.95, id="secondary shards"),
+        pytest.param("data", replace(MIXED, wire=Transport(hpz=8)), MIXED, 0.95, id="hpZ shards"),
         pytest.param("context", CONTEXT, replace(CONTEXT, context_strategy="ring"), 1.0, id="usp and ring"),
         pytest.param("context", CONTEXT, replace(CONTEXT, context_strategy="ulysses"), 1.0, id="usp and ulysses"),
     ],

@@ -1,6 +1,6 @@
-"""Quantised messages and secondary shards in full steps: the numbers of the exact step, within what each states.
+"""Quantised messages and hpZ shards in full steps: the numbers of the exact step, within what each states.
 
-Secondary shards change no bit of a weight. Quantised weights and
+hpZ shards change no bit of a weight. Quantised weights and
 gradients are compared by the relative error of the whole gradient, |found - exact| / |exact|, with the errors that
 docs/zeropp.md states; a scale applied twice, a shard of another step or a contribution left out exceed them.
 """
@@ -26,26 +26,26 @@ HASHED = {"experts": ExpertsConfig(count=4, per_token=2, width=32, router="hash"
 INT8 = {"quantized": {"weights": "int8", "gradients": "int8"}}
 
 EXACT: dict[str, dict[str, dict[str, Any]]] = {
-    "secondary shard, accumulation, remat, tied": {
-        "parallel": {"fsdp": 4, "context": 2, "secondary_shard": 4, "microbatches": 2},
+    "hpZ shard, accumulation, remat, tied": {
+        "parallel": {"fsdp": 4, "context": 2, "hpz": 4, "microbatches": 2},
         "memory": {"remat": "full"},
         "model": {"tied": True},
     },
-    "secondary shard in a pipeline": {"parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 2}},
-    "secondary shard, layers on the host": {
-        "parallel": {"fsdp": 8, "secondary_shard": 2},
+    "hpZ shard in a pipeline": {"parallel": {"pipe": 2, "fsdp": 4, "hpz": 2, "microbatches": 2}},
+    "hpZ shard, layers on the host": {
+        "parallel": {"fsdp": 8, "hpz": 2},
         "memory": {"optimizer_offload": "host", "weights_offload": "host"},
     },
-    "secondary shard, state on the host": {
-        "parallel": {"fsdp": 8, "secondary_shard": 2},
+    "hpZ shard, state on the host": {
+        "parallel": {"fsdp": 8, "hpz": 2},
         "memory": {"optimizer_offload": "host"},
     },
-    "secondary shard over ranks of experts": {
-        "parallel": {"fsdp": 4, "expert": 2, "secondary_shard": 4},
+    "hpZ shard over ranks of experts": {
+        "parallel": {"fsdp": 4, "expert": 2, "hpz": 4},
         "model": ROUTED,
     },
-    "secondary shard beside ranks of experts": {
-        "parallel": {"expert": 2, "fsdp": 2, "context": 2, "secondary_shard": 2},
+    "hpZ shard beside ranks of experts": {
+        "parallel": {"expert": 2, "fsdp": 2, "context": 2, "hpz": 2},
         "model": ROUTED,
     },
 }
@@ -65,29 +65,29 @@ QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
     "all of int8, accumulation, remat, tied": (
         0.05,
         {
-            "parallel": {"fsdp": 4, "context": 2, "secondary_shard": 4, "microbatches": 2, **INT8},
+            "parallel": {"fsdp": 4, "context": 2, "hpz": 4, "microbatches": 2, **INT8},
             "memory": {"remat": "full"},
             "model": {"tied": True},
         },
     ),
     "all of int8 in a pipeline": (
         0.05,
-        {"parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 2, **INT8}},
+        {"parallel": {"pipe": 2, "fsdp": 4, "hpz": 2, "microbatches": 2, **INT8}},
     ),
     "all of int8, layers on the host": (
         0.05,
         {
-            "parallel": {"fsdp": 8, "secondary_shard": 2, **INT8},
+            "parallel": {"fsdp": 8, "hpz": 2, **INT8},
             "memory": {"optimizer_offload": "host", "weights_offload": "host"},
         },
     ),
     "all of int8, experts": (
         0.05,
-        {"parallel": {"fsdp": 4, "expert": 2, "secondary_shard": 4, **INT8}, "model": HASHED},
+        {"parallel": {"fsdp": 4, "expert": 2, "hpz": 4, **INT8}, "model": HASHED},
     ),
-    "ZeRO++: int8 weights, a secondary shard, int4 gradients": (
+    "ZeRO++: int8 weights, an hpZ shard, int4 gradients": (
         0.45,
-        {"parallel": {"fsdp": 8, "secondary_shard": 4, "quantized": {"weights": "int8", "gradients": "int4"}}},
+        {"parallel": {"fsdp": 8, "hpz": 4, "quantized": {"weights": "int8", "gradients": "int4"}}},
     ),
 }
 
@@ -111,7 +111,7 @@ def found(sections: dict[str, dict[str, Any]]) -> tuple[float, float, Any, Any]:
 
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", EXACT)
-def test_secondary_shards_give_the_numbers_of_one_device(name: str):
+def test_hpz_gives_the_numbers_of_one_device(name: str):
     wanted_loss, loss, wanted, gradients = found(EXACT[name])
     assert abs(loss - wanted_loss) <= 1e-5 * wanted_loss
     worst, leaf = worst_difference(gradients, wanted)

@@ -34,9 +34,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"tied": True},
     },
     "a pipeline": {"parallel": {"pipe": 2, "replica": 2, "fsdp": 2, "microbatches": 2}},
-    "a secondary shard, two layers in a turn": {
+    "an hpZ shard, two layers in a turn": {
         "parallel": {
-            "replica": 2, "fsdp": 4, "secondary_shard": 2,
+            "replica": 2, "fsdp": 4, "hpz": 2,
             "overlap": {"layer_unroll": 2, "weight_prefetch": "parts"},
         },
     },

@@ -156,7 +156,7 @@ def test_a_host_may_have_its_files_elsewhere(monkeypatch: pytest.MonkeyPatch):
         config = packed()
         sources = {f"{disk}/reason": weight, f"{disk}/b": 0.5}
         later = (LaterSources(2, {f"{disk}/b": 1.0}),)
-        places = {"sources": sources, "later_sources": later, "heldout": {"name": f"{disk}/h"}, "path": disk}
+        places = {"sources": sources, "later_sources": later, "validation": {"name": f"{disk}/h"}, "path": disk}
         return replace(
             config,
             data=replace(config.data, **places, routing=disk),

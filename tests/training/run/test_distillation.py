@@ -42,7 +42,7 @@ def files(config: Config) -> list[Path]:
 @pytest.mark.long
 def test_the_teacher_is_computed_once_and_a_model_begins_as_its_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     base = copy_of("llama", tmp_path / "base")
-    tokens = prepared_chat(tmp_path / "chat", conversations() * 2, heldout_fraction=0.3).path
+    tokens = prepared_chat(tmp_path / "chat", conversations() * 2, validation_fraction=0.3).path
     config, heard = taught(base, tokens, **{"evaluation.every": 2, "evaluation.batches": 1}), Recorder()
     Trainer(config).fit([heard])
     made, texts = files(config), {text for text, *_ in heard.progresses}
@@ -110,7 +110,7 @@ class _OneScore:
 @pytest.mark.long
 def test_the_teacher_is_not_asked_for_rows_after_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     base = copy_of("llama", tmp_path / "base")
-    tokens = prepared_chat(tmp_path / "chat", conversations() * 2, heldout_fraction=0.0).path
+    tokens = prepared_chat(tmp_path / "chat", conversations() * 2, validation_fraction=0.0).path
     config = taught(base, tokens, **{"run.steps": 1, "evaluation.every": 0, "data.batch_size": 2})
     once: dict[str, Any] = {"path": None, "sources": {str(tokens): 1.0}, "max_epochs": {str(tokens): 1.0}}
     config = replace(config, data=replace(config.data, **once))

@@ -99,12 +99,12 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path):
 
 @pytest.mark.long
 def test_a_run_learns_to_tell_answers_apart_goes_on_and_notices_another_reference(base: Path, tmp_path: Path):
-    folder = prepared_pairs(tmp_path / "pairs", pairs() * 3, heldout_fraction=0.2)
+    folder = prepared_pairs(tmp_path / "pairs", pairs() * 3, validation_fraction=0.2)
     config = config_of(base, folder.path, **{"evaluation.every": 6, "checkpoint.every": 6})
     half, whole, other = Recorder(), Recorder(), Recorder()
     Trainer(replace(config, run=replace(config.run, steps=6))).fit([half])
     summary = Trainer(config).fit([whole])
-    assert len(files(folder.path)) == 2, "of what is trained on, and of what is held out"
+    assert len(files(folder.path)) == 2, "of training pairs, and of validation pairs"
     computing = [bool(recorder.progresses) for recorder in (half, whole)]
     assert computing == [True, False]
     first, last = half.records[0], whole.records[-1]
@@ -133,7 +133,7 @@ def test_factors_are_trained_on_pairs_and_the_reference_is_the_model_below(base:
 
 @pytest.mark.long
 def test_a_run_on_pairs_under_a_pipeline_ends_with_a_sample(base: Path, tmp_path: Path):
-    tokens, said = prepared_pairs(tmp_path / "pairs", pairs() * 3, heldout_fraction=0.2).path, []
+    tokens, said = prepared_pairs(tmp_path / "pairs", pairs() * 3, validation_fraction=0.2).path, []
 
     class Heard(Recorder):
         def sample(self, prompt: str, continuation: str) -> None:

@@ -96,7 +96,7 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
     assert done == 6
 
 
-def test_a_held_out_loss_is_that_of_the_last_step_or_none(tmp_path: Path):
+def test_a_validation_loss_is_that_of_the_last_step_or_none(tmp_path: Path):
     evaluated = {"every": 2, "batches": 1}
     config = run_config(tmp_path, 4, parallel=MESH, evaluation=evaluated)
     summary, recorded = fit(config, SummaryFile())
@@ -116,10 +116,10 @@ def test_evaluations_that_are_asked_for_and_cannot_be_are_reported(tmp_path: Pat
     data = {"source": "tokens", "path": str(tmp_path / "tokens.npy")}
     asked = run_config(tmp_path, 1, parallel=MESH, data=data, evaluation={"every": 1, "batches": 1})
     _, recorded = fit(asked)
-    assert "evaluation.every is 1, and no data is held out: nothing is evaluated." in recorded.messages
+    assert "evaluation.every is 1, and there is no validation data: nothing is evaluated." in recorded.messages
     assert recorded.evaluations == []
     _, recorded = fit(run_config(tmp_path, 2, parallel=MESH, data=data, evaluation={"every": 0, "batches": 1}))
-    assert not any("held out" in message for message in recorded.messages)
+    assert not any("validation" in message for message in recorded.messages)
 
 
 @pytest.mark.long

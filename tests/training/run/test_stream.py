@@ -17,7 +17,7 @@ def test_a_run_of_two_processes_continues_as_one(tmp_path: Path):
         "source": "stream",
         "path": str(write_jsonl(tmp_path / "a.jsonl", texts(400))),
         "tokenizer": str(write_tokenizer(tmp_path / "tokenizer.json")),
-        "heldout_fraction": 0.1,
+        "validation_fraction": 0.1,
         "workers": 1,
     }
     sections: dict[str, Any] = {

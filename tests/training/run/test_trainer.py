@@ -95,7 +95,7 @@ def test_a_pipeline_has_the_weights_and_the_text_of_one_device(tmp_path: Path):
 def test_text_is_the_generators_and_ends_before_a_stop_string(tmp_path: Path):
     folder = tmp_path / "tokens"
     prepared(folder, texts(40))
-    data = {"source": "tokens", "path": str(folder), "heldout_path": None}
+    data = {"source": "tokens", "path": str(folder), "validation_path": None}
     trainer = make_trainer(config_of(tmp_path, 2, data=data, model={"vocab": None}, parallel={"fsdp": 2}))
     encode, decode = trainer.data.encode_start, trainer.data.decode
     assert encode is not None and decode is not None

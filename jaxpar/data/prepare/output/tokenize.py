@@ -1,4 +1,4 @@
-"""Tokens of a work unit, a fixed slice of the input: encoded, split into training and held-out, written, recorded.
+"""Tokens of a work unit, a fixed slice of the input: encoded, split into training and validation, written, recorded.
 
 The record is written last: a unit with a record is finished, and skipped when the command continues. Files are not
 fsynced, which would take longer than to make a small unit: damage from a power failure is detected by size or digest,
@@ -39,7 +39,7 @@ from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.ngrams import NGrams
 from jaxpar.data.tokens.text_codec import TextCodec
-from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
+from jaxpar.data.tokens.token_index import TRAIN, VALIDATION
 from jaxpar.data.tokens.tokenizer_file import Tokenizer, load_tokenizer
 
 _BATCH_DOCUMENTS = 512
@@ -136,7 +136,7 @@ def _encoder(job: Job, tokenizer: Tokenizer) -> PlainText | Chat:
 
 
 def is_validation(raw: bytes, fraction: float) -> bool:
-    """Whether a document is held out: a hash of its text decides, so that equal documents are in one split."""
+    """Whether a document is for validation: a hash of its text decides, so that equal documents are in one split."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < fraction * 2**64
 
 
@@ -169,7 +169,7 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, evaluations: NGra
                 if evaluations.any_in(encoded.tokens):
                     skipped["contaminated"] += 1
                     continue
-                split = HELDOUT if is_validation(text.raw, job.heldout_fraction) else TRAIN
+                split = VALIDATION if is_validation(text.raw, job.validation_fraction) else TRAIN
                 if split not in writers:
                     writers[split] = _SplitWriter(job, unit, split, stack)
                 writers[split].add(encoded, len(text.raw))

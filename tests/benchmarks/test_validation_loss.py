@@ -1,4 +1,4 @@
-"""Studies of held-out losses: the settings of each run, what is not run again, and the table."""
+"""Studies of validation losses: the settings of each run, what is not run again, and the table."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Held-out losses of the quickstart's model trained with one setting or another, over seeds.
+"""Validation losses of the quickstart's model trained with one setting or another, over seeds.
 
 Every run is a training run of `configs/quickstart.yaml`, or of a configuration of its size, in a folder of its own;
 what is in the folder already is not run again, so a study that was cut off goes on.
@@ -39,7 +39,7 @@ def add_study(parser: Parser, folder: str) -> None:
     add_json_file(parser)
 
 
-def held_out(
+def validation_loss(
     options: Namespace,
     name: str,
     seed: int,
@@ -47,7 +47,7 @@ def held_out(
     command: Sequence[str] = ("jaxpar.train",),
     configuration: Path = CONFIG,
 ) -> float:
-    """The held-out loss after the last step of a run, in nats a byte; it is trained where it is not in the folder.
+    """The validation loss after the last step of a run, in nats a byte; it is trained where it is not in the folder.
 
     Args:
         options: Those of `add_study`.
@@ -76,7 +76,7 @@ def table(losses: Mapping[str, Sequence[float]], exact: str, heading: str, digit
     """Per name the mean over seeds, and how far each seed is from the same seed of `exact`, in percent with so many
     `digits`."""
     wide = max(map(len, (*losses, heading))) + 2
-    lines = [f"{heading:{wide}}{'held-out':>10}{'mean':>9}  by seed"]
+    lines = [f"{heading:{wide}}{'validation':>10}{'mean':>9}  by seed"]
     for name, own in losses.items():
         pairs = zip(own, losses.get(exact, own), strict=True)
         apart = [100 * (loss / reference - 1) for loss, reference in pairs]
