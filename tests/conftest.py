@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jaxpar.compiler.quiet import quiet_imports
+from jaxpar.hardware.virtual_devices import keep_freed_memory
 from tests import patience, selection
 from tests.selection import Selection
 from tests.spent import Spent, resident_mib
@@ -25,6 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+keep_freed_memory()  # also what tests compute that do not prepare devices
 quiet_imports()  # the first test that looks for devices is not the one that CUDA's stub writes to
 
 LONGEST = 600

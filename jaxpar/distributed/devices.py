@@ -27,7 +27,7 @@ from jaxpar.hardware.catalogue import GPU, gpu_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.host import raise_pinned_limit
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
-from jaxpar.hardware.virtual_devices import COLLECTIVE_TIMEOUTS, THREADS_VARIABLE, threads_for
+from jaxpar.hardware.virtual_devices import COLLECTIVE_TIMEOUTS, THREADS_VARIABLE, keep_freed_memory, threads_for
 from jaxpar.hardware.xla_flags import check_flags, merged, options, xla_flags
 from jaxpar.pages.units import plural
 
@@ -95,6 +95,7 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
                         "processes must be joined before, so make the Trainer first, or set distributed.processes=1"
                     ) from error
                 return job
+        keep_freed_memory()
         jax.config.update("jax_platforms", "cpu")
         os.environ["XLA_FLAGS"] = merged(COLLECTIVE_TIMEOUTS, flags)
     else:

@@ -35,3 +35,29 @@ def test_collectives_that_wait_leave_threads_for_those_that_they_wait_for(own: s
 def test_the_users_number_of_devices_decides_how_many_threads_there_are():
     """A mesh axis of -1 needs one device at least, and takes the four."""
     assert counted(1, XLA_FLAGS="--xla_force_host_platform_device_count=4") == [4, threads_for(4)]
+
+
+FREED = """
+import ctypes, resource
+from jaxpar.config import DistributedConfig
+from jaxpar.distributed.devices import prepare_devices
+
+prepare_devices(1, DistributedConfig())
+libc, size = ctypes.CDLL(None), 2**26
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    libc.free(ctypes.memset(libc.malloc(size), 1, size))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(faults(), faults())
+"""
+
+
+def test_the_pages_of_memory_that_was_freed_are_used_again():
+    """The kernel gives and clears pages of 64 MiB once, whether of 4 KiB or of 2 MiB."""
+    done = run_python("-c", FREED)
+    assert done.returncode == 0, done.stderr
+    first, second = map(int, done.stdout.split())
+    assert first >= 2**26 >> 21 and second < first / 8
