@@ -62,9 +62,7 @@ def test_it_fails_with_the_first_part_that_fails_and_runs_no_other(tmp_path: Pat
 def test_tests_that_pass_alone_are_noted_and_the_run_goes_on(tmp_path: Path, part: str):
     done = ci(tmp_path, part, alone="passes", failed=2, ledger="2026-11-01 test_00\n")
     assert done.returncode == 0 and begun(done) == [*PARTS], done.stdout + done.stderr
-    assert re.fullmatch(
-        r"2026-11-01 test_00\n(\d{4}-\d\d-\d\d) test_0\n\1 test_1\n", (tmp_path / LEDGER).read_text()
-    )
+    assert re.fullmatch(r"2026-11-01 test_00\n(\d{4}-\d\d-\d\d) test_0\n\1 test_1\n", (tmp_path / LEDGER).read_text())
     assert done.stdout.count("test_0\ntest_1\n") == 1
 
 
