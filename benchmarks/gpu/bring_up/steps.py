@@ -126,7 +126,7 @@ def _measure(measure: Callable[[Journal], None]) -> Callable[[Journal], bool]:
 
 
 def _processors(journal: Journal) -> int:
-    return 1 if journal.dry else jax.devices()[0].core_count
+    return 1 if journal.dry else getattr(jax.devices()[0], "core_count", 1)  # CPU devices have none
 
 
 def _climbs(kernels: Sequence[Kernel]) -> tuple[Step, ...]:
