@@ -102,23 +102,21 @@ def test_cases_that_compile_side_by_side_are_begun_together():
     assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == ["a, c", "d"]
 
 
-def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(steps, "LAUNCHES", 50)
+def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary():
     for varies, passed in (((), False), (("dq",), True)):
         calls = iter(range(100))
         launch = lambda calls=calls: (jnp.ones(3), jnp.full(3, jnp.nan if next(calls) == 30 else 2.0, jnp.bfloat16))
         repeat = lambda case, dry, launch=launch: (launch, ("out", "dq"))
         one = Kernel("k", ("k_",), lambda *_: {RUNGS[0]: ["a"]}, str, lambda *_: None, repeat, varies)
         journal = Journal("k, launches", 100)
-        steps._launch(one)(journal)
+        steps._launch(one, launches=50)(journal)
         row = journal.rows[-1]
         assert row["launches"] == 50 and row["passed"] == passed
         assert row["differed"] == ({} if passed else {"dq": 1})
         assert (trouble("k", journal.rows) is None) == passed
 
 
-def test_one_case_of_each_sort_is_launched_and_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(steps, "LAUNCHES", 40)
+def test_one_case_of_each_sort_is_launched_and_once():
     names = ["64 a", "64 b", "96 a", "128 a", "128 b"]
     repeat = lambda case, dry: (lambda: (jnp.ones(3),), ("out",))
     sort = lambda case: case.split()[0]
@@ -126,7 +124,7 @@ def test_one_case_of_each_sort_is_launched_and_once(monkeypatch: pytest.MonkeyPa
     refused = {"part": "k, one tile", "kind": "check", "kernel": "k", "case": "128 b", "refused": "no room"}
     earlier = [refused, {"part": "k, launches", "kind": "launches", "kernel": "k", "case": "96 a"}]
     journal = Journal("k, launches", 100, earlier=earlier)
-    assert steps._launch(one)(journal)
+    assert steps._launch(one, launches=40)(journal)
     found = [(row["case"], row["launches"]) for row in journal.rows if row["kind"] == "launches"]
     assert found == [("64 b", 13), ("128 a", 13)]
     begun = [(row["kind"], row["what"]) for row in journal.rows if row["kind"] in ("begin", "compiling")]
