@@ -3,9 +3,9 @@
 import ctypes
 import gc
 import os
+import resource
 import signal
-import time
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +13,7 @@ from jaxpar.compiler.quiet import quiet_imports
 from jaxpar.hardware.virtual_devices import keep_freed_memory
 from tests import patience, selection
 from tests.selection import Selection
-from tests.spent import Spent, resident_mib
+from tests.spent import Spent
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -39,11 +39,8 @@ LET_GO_MIB = 1500
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     selection.add_options(parser)
-    group = parser.getgroup("jaxpar")
-    group.addoption("--spent", metavar="FILE", help="write what each test took, as lines of JSON")
-    group.addoption(
-        "--record-seconds", action="store_true", help="note in tests/seconds.json what long and slow tests took"
-    )
+    recording = "note in tests/seconds.json what long and slow tests took"
+    parser.getgroup("jaxpar").addoption("--record-seconds", action="store_true", help=recording)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,23 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Spent(config), "spent")
 
 
-def _cache(config: pytest.Config) -> pytest.Cache | None:
-    return getattr(config, "cache", None)
-
-
-def _is_worker(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput")
-
-
 def pytest_report_header(config: pytest.Config) -> list[str]:
     chosen: Selection = config.pluginmanager.get_plugin("selection")
-    last = cache.get(f"jaxpar/seconds-{chosen.level}", None) if (cache := _cache(config)) else None
-    took = "" if last is None else f"; last time that took {last / 60:.1f} minutes"
     slow = patience.slowness()
     machine = (
         "" if slow < 1.5 else f"; this machine is {slow:.1f} times slower than a quiet one, and limits as much longer"
     )
-    return [f"{chosen.before()}{took}{machine}"]
+    return [f"{chosen.before()}{machine}"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Between files, a large worker drops what it has compiled."""
-    if (nextitem is not None and nextitem.path == item.path) or resident_mib() < LET_GO_MIB:
+    if (nextitem is not None and nextitem.path == item.path) or _resident_mib() < LET_GO_MIB:
         return
     import jax
 
@@ -100,27 +87,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if _is_worker(session.config):
-        session.config.workeroutput["left"] = session.config.pluginmanager.get_plugin("selection").left
-    session.config.stash[SECONDS] = time.monotonic() - STARTED
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """What a worker left out: with xdist only workers collect, all of them the same."""
-    node.config.pluginmanager.get_plugin("selection").left = getattr(node, "workeroutput", {}).get("left", {})
-
-
-STARTED = time.monotonic()
-SECONDS = pytest.StashKey[float]()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    chosen: Selection = config.pluginmanager.get_plugin("selection")
-    whole = not config.option.file_or_dir and not config.option.keyword
-    if (cache := _cache(config)) and whole:
-        cache.set(f"jaxpar/seconds-{chosen.level}", round(config.stash[SECONDS]))
-    if left := chosen.after():
-        terminalreporter.write_line(left)
+def _resident_mib() -> int:
+    """Memory of this process that is in use now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20

@@ -54,14 +54,14 @@ def test_the_picture_is_of_both_directions(config: Path, tmp_path: Path, capfd: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "parts"),
     [
-        (["--cluster", "h100:1x6"], "parallel.replica: -1 cannot be filled"),
+        (["--cluster", "h100:1x6"], "parallel.replica: -1"),
         (["--cluster", CLUSTER, "--set", "parallel.tensr=2"], "tensor"),
-        (["--cluster", CLUSTER, "--out", "/no/such/folder/x.html"], "/no/such/folder does not exist"),
-        (["--cluster", CLUSTER, "--out", "x.png"], "--out x.png: expected a name that ends in .html or .svg"),
-        (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "took longer than 0.2 s and was stopped"),
+        (["--cluster", CLUSTER, "--out", "/no/such/folder/x.html"], "/no/such/folder | does not exist"),
+        (["--cluster", CLUSTER, "--out", "x.png"], "--out x.png | .html or .svg"),
+        (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "0.2 s | stopped"),
     ],
 )
-def test_a_mistake_gets_one_sentence(config: Path, arguments: list[str], expected: str, capfd):
-    refused_by_command(run("--config", config, *arguments), *capfd.readouterr(), expected)
+def test_a_mistake_gets_one_sentence(config: Path, arguments: list[str], parts: str, capfd):
+    refused_by_command(run("--config", config, *arguments), *capfd.readouterr(), *parts.split(" | "))

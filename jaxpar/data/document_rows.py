@@ -20,7 +20,7 @@ from jaxpar.pages.units import plural
 
 DROP, TRUNCATE_START, TRUNCATE_END = "drop", "truncate_start", "truncate_end"
 """Values of `data.long_conversations`."""
-_CHUNK_TOKENS = 2**22
+CHUNK_TOKENS = 2**22
 _GROUPS, _ROWS = 0, 1
 
 
@@ -33,6 +33,7 @@ class DocumentRows:
         seed: determines the rows and, with the epoch's number, their order.
         name: name of the source of the documents.
         long: `data.long_conversations`.
+        chunk_tokens: tokens whose marks are counted at once.
 
     Raises:
         NoRow: no conversation can be in a row.
@@ -46,7 +47,14 @@ class DocumentRows:
     shuffle = STREAM_SHUFFLE
 
     def __init__(
-        self, stream: TokenStream, *, sequence_length: int, seed: int, name: str = "the data", long: str = DROP
+        self,
+        stream: TokenStream,
+        *,
+        sequence_length: int,
+        seed: int,
+        name: str = "the data",
+        long: str = DROP,
+        chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
         assert stream.counted is not None, "conversations have marks of what the loss counts"
         self.stream, self.sequence_length, self.seed, self.name = stream, sequence_length, seed, name
@@ -60,7 +68,7 @@ class DocumentRows:
             starts = np.maximum(starts, stops - sequence_length - 1)
         elif long == TRUNCATE_END:
             stops = np.minimum(stops, starts + sequence_length + 1)
-        targets = targets_per_document(stream.counted, starts, stops).reshape(-1, self.documents_each)
+        targets = targets_per_document(stream.counted, starts, stops, chunk_tokens).reshape(-1, self.documents_each)
         empty: Bool[np.ndarray, " groups"] = (targets == 0).any(1)
         dropped = too_long if long == DROP else np.zeros(len(sizes), bool)
         self.dropped, self.empty = int(dropped.sum()), int((empty & ~dropped).sum())
@@ -151,17 +159,21 @@ class DocumentRows:
 
 
 def targets_per_document(
-    counted: Tokens, starts: Int64[np.ndarray, " documents"], stops: Int64[np.ndarray, " documents"]
+    counted: Tokens,
+    starts: Int64[np.ndarray, " documents"],
+    stops: Int64[np.ndarray, " documents"],
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> Int64[np.ndarray, " documents"]:
     """The number of tokens of each document that the loss counts, its first token left out: nothing predicts it.
 
     Args:
         counted: 1 for each token that the loss counts.
         starts: the first token of each document, in order.
-        ends: one more than its last token, in order.
+        stops: one more than its last token, in order.
+        chunk_tokens: the largest number of tokens at once.
     """
     targets = np.zeros(len(starts), np.int64)
-    for part in _chunks(starts, stops):
+    for part in _chunks(starts, stops, chunk_tokens):
         first = int(starts[part.start])
         chunk = counted[first : int(stops[part.stop - 1])]
         sums = np.zeros(len(chunk) + 1, np.int32)
@@ -170,11 +182,13 @@ def targets_per_document(
     return targets
 
 
-def _chunks(starts: Int64[np.ndarray, " documents"], stops: Int64[np.ndarray, " documents"]) -> Iterator[slice]:
-    """Consecutive documents of at most `_CHUNK_TOKENS` tokens together; one that has more is alone."""
+def _chunks(
+    starts: Int64[np.ndarray, " documents"], stops: Int64[np.ndarray, " documents"], tokens: int
+) -> Iterator[slice]:
+    """Consecutive documents of at most `tokens` together; one that has more is alone."""
     first = 0
     while first < len(starts):
-        last = max(first + 1, int(stops.searchsorted(starts[first] + _CHUNK_TOKENS, side="right")))
+        last = max(first + 1, int(stops.searchsorted(starts[first] + tokens, side="right")))
         yield slice(first, last)
         first = last
 

@@ -13,15 +13,20 @@ BYTES_PER_S = 16 * 1024
 LEAST_S = 0.4
 """Shortest interval to judge: in a shorter one the check itself would count as computing."""
 
-_IO = Path("/proc/self/io")
+IO = Path("/proc/self/io")
 _COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")  # a mapped file shows in the last two alone
 
 
 class Activity:
-    """Measures for how long this process has been idle, from its use of the machine between two calls."""
+    """Measures for how long this process has been idle, from its use of the machine between two calls.
 
-    def __init__(self) -> None:
-        self._at, self._processor_s, self._bytes = time.monotonic(), time.process_time(), _bytes()
+    Args:
+        io: the file in which the system counts the bytes of this process.
+    """
+
+    def __init__(self, io: Path = IO) -> None:
+        self._io = io
+        self._at, self._processor_s, self._bytes = time.monotonic(), time.process_time(), _bytes(io)
         self._idle_s = 0.0
 
     def idle_s(self) -> float:
@@ -30,7 +35,7 @@ class Activity:
         passed = now - self._at
         if passed < LEAST_S:
             return self._idle_s
-        processor_s, count = time.process_time(), _bytes()
+        processor_s, count = time.process_time(), _bytes(self._io)
         computes = processor_s - self._processor_s > COMPUTES * passed
         if count is None or self._bytes is None or computes or count - self._bytes > BYTES_PER_S * passed:
             self._idle_s = 0.0
@@ -40,10 +45,10 @@ class Activity:
         return self._idle_s
 
 
-def _bytes() -> int | None:
+def _bytes(io: Path) -> int | None:
     """Bytes that this process has read and written; None where they are not counted."""
     try:
-        lines = _IO.read_text().splitlines()
+        lines = io.read_text().splitlines()
     except OSError:
         return None
     values = dict(line.split(": ") for line in lines)

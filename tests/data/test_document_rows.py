@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar.config.schema import DataConfig
-from jaxpar.data import Data, batch_rows, document_rows, open_data
+from jaxpar.data import Data, batch_rows, open_data
 from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.prepare.output.tokenize import is_validation
 from jaxpar.data.stream import TokenStream
@@ -54,13 +53,12 @@ def in_rows(documents: list[list[bool]], length: int, long: str) -> dict[int, li
 )
 def test_an_epoch_has_each_document_once_and_each_row_counts_a_token(documents, length, long, seed, chunk):
     wanted, found = in_rows(documents, length, long), {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(document_rows, "_CHUNK_TOKENS", chunk)
-        if not wanted:
-            with refused("data.sequence_length"):
-                DocumentRows(stream_of(documents), sequence_length=length, seed=seed, long=long)
-            return
-        rows = DocumentRows(stream_of(documents), sequence_length=length, seed=seed, long=long)
+    made = lambda: DocumentRows(stream_of(documents), sequence_length=length, seed=seed, long=long, chunk_tokens=chunk)
+    if not wanted:
+        with refused("data.sequence_length"):
+            made()
+        return
+    rows = made()
     for example in range(rows.rows_per_epoch):
         row = rows.row(example)
         assert row["mask"].any() and row["indices"].tolist() == list(range(length))

@@ -4,9 +4,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
-from jaxpar.distributed import activity
 from jaxpar.distributed.activity import Activity
 
 
@@ -42,8 +39,5 @@ def test_a_process_that_reads_does_something(tmp_path: Path):
     assert found.idle_s() == 0
 
 
-def test_where_nobody_counts_bytes_no_process_is_reported_to_do_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    monkeypatch.setattr(activity, "_IO", tmp_path / "gone")
-    assert asleep(Activity()) == 0
+def test_where_nobody_counts_bytes_no_process_is_reported_to_do_nothing(tmp_path: Path):
+    assert asleep(Activity(tmp_path / "gone")) == 0

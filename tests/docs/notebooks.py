@@ -13,7 +13,7 @@ from typing import Any
 from tests.patience import seconds
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
-NAMES = ("quickstart", "layouts", "finetune")
+NAMES = ("quickstart", "finetune")
 PATIENCE_S = seconds(600)
 
 OURS = ("JAX_PLATFORMS", "XLA_FLAGS")

@@ -1,6 +1,7 @@
 """`.ci/run`, whose parts are stand-ins: it ends with the first part that fails."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,16 @@ ROOT = Path(__file__).parents[2]
 PARTS = ("setup-test", "lint", "types", "imports", "site", "test", "test-ci")
 
 
-def ci(folder: Path, fails: str, *, alone: str = "fails", failed: int = 1) -> subprocess.CompletedProcess[str]:
+LEDGER = "tests/passed_alone.txt"
+
+
+def ci(
+    folder: Path, fails: str, *, alone: str = "fails", failed: int = 1, ledger: str = ""
+) -> subprocess.CompletedProcess[str]:
     """`.ci/run` where `make fails` fails, and what failed of the tests, alone, does as `alone` states."""
     (folder / ".ci").mkdir()
+    (folder / "tests").mkdir()
+    (folder / LEDGER).write_text(ledger)
     shutil.copy(ROOT / ".ci/run", folder / ".ci/run")
     cache = folder / ".pytest_cache/v/cache"
     cache.mkdir(parents=True)
@@ -51,10 +59,18 @@ def test_it_fails_with_the_first_part_that_fails_and_runs_no_other(tmp_path: Pat
 
 
 @pytest.mark.parametrize("part", ["test", "test-ci"])
-def test_tests_that_pass_alone_are_named_and_the_run_goes_on(tmp_path: Path, part: str):
-    done = ci(tmp_path, part, alone="passes")
+def test_tests_that_pass_alone_are_noted_and_the_run_goes_on(tmp_path: Path, part: str):
+    done = ci(tmp_path, part, alone="passes", failed=2, ledger="2026-11-01 test_00\n")
     assert done.returncode == 0 and begun(done) == [*PARTS], done.stdout + done.stderr
-    assert "failed, and passed alone\ntest_0" in done.stdout
+    assert re.fullmatch(r"2026-11-01 test_00\n(\d{4}-\d\d-\d\d) test_0\n\1 test_1\n", (tmp_path / LEDGER).read_text())
+    assert done.stdout.count("test_0\ntest_1\n") == 1
+
+
+@pytest.mark.parametrize("part", ["test", "test-ci"])
+def test_a_test_that_passed_alone_before_fails_the_run(tmp_path: Path, part: str):
+    done = ci(tmp_path, part, alone="passes", failed=2, ledger="2026-11-01 test_1\n")
+    assert done.returncode != 0 and begun(done)[-1] == part, done.stdout + done.stderr
+    assert "test_1" in done.stderr
 
 
 def test_more_than_three_that_failed_do_not_run_again(tmp_path: Path):

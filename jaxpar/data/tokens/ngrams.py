@@ -72,13 +72,13 @@ class NGrams:
         self._filter: Bool[np.ndarray, " prefixes"] = np.zeros(2**bits, bool)
         self._filter[self._hashes >> self._shift] = True
 
-    def search_stream(self, stream: Tokens) -> None:
+    def search_stream(self, stream: Tokens, block_tokens: int = BLOCK_TOKENS) -> None:
         """Look for the n-grams in a stream, a block at a time; may be called for several."""
         if not len(self._hashes):
             return
-        for first in range(0, len(stream) - self.size + 1, BLOCK_TOKENS):
+        for first in range(0, len(stream) - self.size + 1, block_tokens):
             # The last n-gram of a block ends in the next one.
-            self._look_in_block(np.asarray(stream[first : first + BLOCK_TOKENS + self.size - 1]))
+            self._look_in_block(np.asarray(stream[first : first + block_tokens + self.size - 1]))
 
     def _look_in_block(self, tokens: np.ndarray) -> None:
         rows, places = self._hashed_alike(tokens)

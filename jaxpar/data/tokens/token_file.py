@@ -19,11 +19,13 @@ HEADER_ERRORS = (
     ValueError, TypeError, OverflowError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError, EOFError,
 )  # fmt: skip
 """The errors that NumPy raises for damaged headers of `.npy` files, which it reads as Python."""
-_CHUNK = 1 << 24
+CHUNK_TOKENS = 1 << 24
 _EXPECTED = "expected a .npy file with one dimension of unsigned integers"
 
 
-def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | None) -> tuple[TokenStream, int]:
+def read_token_file(
+    path: str, *, key: str, separator: int | None, vocab: int | None, chunk_tokens: int = CHUNK_TOKENS
+) -> tuple[TokenStream, int]:
     """A token file as a stream, and its largest token id; reads the file once, in chunks.
 
     Args:
@@ -31,6 +33,7 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
         key: configuration key that names the file, for error messages.
         separator: end-of-document token id; None makes the file one document.
         vocab: vocabulary size, which token ids must be below; None to allow any 31-bit id.
+        chunk_tokens: tokens that are read at once.
 
     Raises:
         UserError: missing, unreadable, empty, truncated, of another shape or type, or with too large a token id.
@@ -40,8 +43,8 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
     except OSError as error:
         raise UserError(f"{key}={quoted(path)} cannot be read ({error.strerror}); {_EXPECTED}") from error
     next_starts, largest = [], 0
-    for offset in range(0, len(tokens), _CHUNK):
-        chunk = tokens[offset : offset + _CHUNK]
+    for offset in range(0, len(tokens), chunk_tokens):
+        chunk = tokens[offset : offset + chunk_tokens]
         largest = max(largest, int(chunk.max()))
         if separator is not None:
             next_starts.append(np.flatnonzero(chunk == separator) + offset + 1)

@@ -35,8 +35,7 @@ def test_a_dry_run_climbs_the_ladder_and_records_nothing(monkeypatch, capsys):
     assert not user_file().exists()
 
 
-def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(run, "_device", lambda dry: H20 | {"platform": "cpu", "device": "cpu"})
+def test_it_needs_a_gpu(capsys: pytest.CaptureFixture[str]):
     assert suite.main(["--bring-up"]) == 2
     assert "needs an NVIDIA GPU, and JAX has cpu: python -m jaxpar.doctor" in capsys.readouterr().err
 
@@ -49,8 +48,7 @@ def test_where_jax_does_not_start_the_sentence_has_its_reason(monkeypatch, capsy
     assert "Traceback" not in printed
 
 
-def test_a_kernel_that_the_gpu_cannot_run_is_refused_and_neither_launched_nor_wrong(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(steps, "_processors", lambda journal: 2)
+def test_a_kernel_that_the_gpu_cannot_run_is_refused_and_neither_launched_nor_wrong():
     climb, launch = (steps.step(f"attention/mosaic, {what}") for what in (RUNGS[2], "launches"))
     climbed = Journal(climb.name, 100)
     assert climb.run(climbed)
@@ -83,7 +81,6 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(tmp_p
     one = Kernel("k", ("k_",), lambda processors, dry: {RUNGS[0]: ["a", "b"]}, str, check, lambda case, dry: (None, ()))
     climb = Step("k, one tile", steps._climb(one, RUNGS[0]), "k")
     monkeypatch.setattr(run, "step", lambda name: climb)
-    monkeypatch.setattr(steps, "_processors", lambda journal: 78)
     file = tmp_path / "journal.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "left", property(lambda journal: 100.0 if not ran else 0.0))
@@ -94,37 +91,32 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(tmp_p
     assert [row["what"] for row in read(file) if row["kind"] == "begin"] == ["a", "b"]
 
 
-def test_cases_that_compile_side_by_side_are_begun_together(monkeypatch: pytest.MonkeyPatch):
+def test_cases_that_compile_side_by_side_are_begun_together():
     checked: list[Sequence[str]] = []
     rungs = {RUNGS[0]: ["a", "b", "c", "d"]}
     check = lambda journal, cases: checked.append(cases)
     one = Kernel("k", ("k_",), lambda *_: rungs, str, check, lambda *_: (None, ()), together=2)
-    monkeypatch.setattr(steps, "_processors", lambda journal: 78)
     journal = Journal("p", 100, earlier=[{"part": "p", "kind": "over", "step": "p", "case": "b"}])
     assert steps._climb(one, RUNGS[0])(journal)
     assert checked == [("a", "c"), ("d",)]
     assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == ["a, c", "d"]
 
 
-def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(steps, "LAUNCHES", 50)
-    monkeypatch.setattr(steps, "_processors", lambda journal: 78)
+def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary():
     for varies, passed in (((), False), (("dq",), True)):
         calls = iter(range(100))
         launch = lambda calls=calls: (jnp.ones(3), jnp.full(3, jnp.nan if next(calls) == 30 else 2.0, jnp.bfloat16))
         repeat = lambda case, dry, launch=launch: (launch, ("out", "dq"))
         one = Kernel("k", ("k_",), lambda *_: {RUNGS[0]: ["a"]}, str, lambda *_: None, repeat, varies)
         journal = Journal("k, launches", 100)
-        steps._launch(one)(journal)
+        steps._launch(one, launches=50)(journal)
         row = journal.rows[-1]
         assert row["launches"] == 50 and row["passed"] == passed
         assert row["differed"] == ({} if passed else {"dq": 1})
         assert (trouble("k", journal.rows) is None) == passed
 
 
-def test_one_case_of_each_sort_is_launched_and_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(steps, "LAUNCHES", 40)
-    monkeypatch.setattr(steps, "_processors", lambda journal: 78)
+def test_one_case_of_each_sort_is_launched_and_once():
     names = ["64 a", "64 b", "96 a", "128 a", "128 b"]
     repeat = lambda case, dry: (lambda: (jnp.ones(3),), ("out",))
     sort = lambda case: case.split()[0]
@@ -132,7 +124,7 @@ def test_one_case_of_each_sort_is_launched_and_once(monkeypatch: pytest.MonkeyPa
     refused = {"part": "k, one tile", "kind": "check", "kernel": "k", "case": "128 b", "refused": "no room"}
     earlier = [refused, {"part": "k, launches", "kind": "launches", "kernel": "k", "case": "96 a"}]
     journal = Journal("k, launches", 100, earlier=earlier)
-    assert steps._launch(one)(journal)
+    assert steps._launch(one, launches=40)(journal)
     found = [(row["case"], row["launches"]) for row in journal.rows if row["kind"] == "launches"]
     assert found == [("64 b", 13), ("128 a", 13)]
     begun = [(row["kind"], row["what"]) for row in journal.rows if row["kind"] in ("begin", "compiling")]

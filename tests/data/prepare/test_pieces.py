@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from jaxpar.data.prepare.output import pieces
 from jaxpar.data.prepare.output.pieces import Cuts, find_cuts
 from jaxpar.data.tokens.tokenizer_file import prepared_for_text
 
@@ -110,19 +109,17 @@ WORDS = st.sampled_from([
 def test_pieces_have_the_tokens_of_the_whole(made, kind, parts, longest):
     tokenizer, text = made[kind], "".join(parts)
     cuts = find_cuts(tokenizer)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "LONGEST_PIECE", longest)
-        found = cuts.pieces(text)
+    found = cuts._replace(longest=longest).pieces(text)
     assert found is not None and "".join(found) == text
     encoded = [token for piece in found for token in tokenizer.encode(piece, add_special_tokens=False).ids]
     assert encoded == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kinds_that_are_supported_are_cut(made, kind, monkeypatch):
-    monkeypatch.setattr(pieces, "LONGEST_PIECE", 12)
+def test_the_kinds_that_are_supported_are_cut(made, kind):
     cuts = find_cuts(made[kind])
     assert cuts == KINDS[kind][1]
+    cuts = cuts._replace(longest=12)
     found = cuts.pieces("the cat sat on the mat and so on and so on and on")
     assert found is not None and max(map(len, found)) <= 12
     lines = cuts.pieces("\n".join("0123456789"))
@@ -130,12 +127,11 @@ def test_the_kinds_that_are_supported_are_cut(made, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", NOT_CUT)
-def test_other_tokenizers_are_not_cut(kind, monkeypatch):
+def test_other_tokenizers_are_not_cut(kind):
     assert find_cuts(NOT_CUT[kind]()) == NONE
-    monkeypatch.setattr(pieces, "LONGEST_PIECE", 10)
-    monkeypatch.setattr(pieces, "LARGEST_PIECE", 30)
-    assert NONE.pieces("a b " * 7) == ["a b " * 7]
-    assert NONE.pieces("a b " * 8) is None
+    short = NONE._replace(longest=10, largest=30)
+    assert short.pieces("a b " * 7) == ["a b " * 7]
+    assert short.pieces("a b " * 8) is None
 
 
 def test_an_added_token_that_takes_the_line_end_before_it_forbids_to_cut_there():
@@ -144,11 +140,10 @@ def test_an_added_token_that_takes_the_line_end_before_it_forbids_to_cut_there()
     assert not json.loads(tokenizer.to_str())["added_tokens"][-1]["special"]
 
 
-def test_a_text_without_a_cut_may_be_encoded_whole_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr(pieces, "LONGEST_PIECE", 10)
-    monkeypatch.setattr(pieces, "LARGEST_PIECE", 30)
-    assert BOTH.pieces("x" * 30) == ["x" * 30]
-    assert BOTH.pieces("x" * 31) is None
-    assert BOTH.pieces("x" * 25 + " y z") == ["x" * 25, " y z"]
-    assert BOTH.pieces("x y" + "z" * 20) == ["x", " y" + "z" * 20]
-    assert BOTH.pieces("") == [""]
+def test_a_text_without_a_cut_may_be_encoded_whole_up_to_a_limit():
+    short = BOTH._replace(longest=10, largest=30)
+    assert short.pieces("x" * 30) == ["x" * 30]
+    assert short.pieces("x" * 31) is None
+    assert short.pieces("x" * 25 + " y z") == ["x" * 25, " y z"]
+    assert short.pieces("x y" + "z" * 20) == ["x", " y" + "z" * 20]
+    assert short.pieces("") == [""]

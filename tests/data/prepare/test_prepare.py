@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, processors
 from jaxpar.data.prepare import prepare, progress
 from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.job import WORK
-from jaxpar.data.prepare.output import pieces, tokenize
+from jaxpar.data.prepare.output import encoders, pieces, tokenize
 from jaxpar.data.prepare.run import TOKENIZER
 from jaxpar.data.prepare.workers import Report, run_tasks
 from jaxpar.data.tokens.text_codec import TextCodec
@@ -197,8 +197,7 @@ def test_equal_documents_are_in_one_split_and_the_share_is_what_was_asked(tmp_pa
 
 
 def test_a_document_that_cannot_be_cut_is_broken_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "LONGEST_PIECE", 40)
-    monkeypatch.setattr(pieces, "LARGEST_PIECE", 90)
+    monkeypatch.setattr(encoders, "find_cuts", lambda own: pieces.find_cuts(own)._replace(longest=40, largest=90))
     source = write_jsonl(tmp_path / "a.jsonl", ["b" * 90, "b" * 91, "short"])
     with refused("1 document is broken", "a.jsonl:2", "91 characters", "it has no place", "--max-broken"):
         prepare(options(tmp_path / "out", source, validation_fraction=0.0), quiet())

@@ -18,8 +18,7 @@ def found_by_comparing(texts: list[list[int]], stream: list[int], size: int) -> 
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13])
-def test_planted_and_chance_overlaps_are_those_of_a_plain_comparison(size: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ngrams, "BLOCK_TOKENS", 40)  # n-grams lie in two blocks
+def test_planted_and_chance_overlaps_are_those_of_a_plain_comparison(size: int):
     draw = np.random.default_rng(size)
     stream = draw.integers(0, 4, 700).tolist()
     texts = [draw.integers(0, 4, length).tolist() for length in (60, 0, size, size - 1, 25)]
@@ -27,7 +26,7 @@ def test_planted_and_chance_overlaps_are_those_of_a_plain_comparison(size: int, 
     texts.append(stream[-size:])
     texts.append(stream[100 : 100 + size + 3] + [7] * size + stream[300 : 300 + size])
     own = NGrams(texts, size)
-    own.search_stream(np.array(stream, np.uint16))
+    own.search_stream(np.array(stream, np.uint16), block_tokens=40)  # n-grams lie in two blocks
     assert own.overlaps() == found_by_comparing(texts, stream, size)
     planted = own.overlaps()[5]
     assert (planted.covered, planted.matched) == (30, 31 - size)

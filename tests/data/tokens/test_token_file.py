@@ -9,7 +9,6 @@ import pytest
 
 from jaxpar.config.schema import DataConfig
 from jaxpar.data.sources import open_data
-from jaxpar.data.tokens import token_file
 from jaxpar.data.tokens.token_file import read_token_file
 from tests.sentences import refused
 
@@ -24,14 +23,13 @@ def save(path, values, dtype=np.uint16):
     return str(path)
 
 
-def read(path, separator=None, vocab=None):
-    return read_token_file(str(path), key="data.path", separator=separator, vocab=vocab)
+def read(path, separator=None, vocab=None, **more):
+    return read_token_file(str(path), key="data.path", separator=separator, vocab=vocab, **more)
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "u4", "u8"])
-def test_documents_end_with_the_separator(path, dtype, monkeypatch):
-    monkeypatch.setattr(token_file, "_CHUNK", 3)
-    stream, largest = read(save(path, [5, 9, 9, 1, 2, 9, 3], dtype), separator=9)
+def test_documents_end_with_the_separator(path, dtype):
+    stream, largest = read(save(path, [5, 9, 9, 1, 2, 9, 3], dtype), separator=9, chunk_tokens=3)
     assert stream.tokens[:].tolist() == [5, 9, 9, 1, 2, 9, 3]
     assert stream.starts[:].tolist() == [0, 2, 3, 6]
     assert largest == 9

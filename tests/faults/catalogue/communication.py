@@ -16,14 +16,6 @@ COMMUNICATION = (
         caught_by=(EMBEDDING,),
     ),
     Fault(
-        name="rows_of_other_ranks_tokens",
-        description="A rank gets its part of the rows of its own tokens from all ranks, in place of theirs.",
-        file="jaxpar/model/embedding.py",
-        old="look_up(vary(self.weight), join_ranks(self.indices, added[1]))",
-        new="look_up(vary(self.weight), jnp.concatenate([self.indices] * lax.axis_size(added[1])))",
-        caught_by=(EMBEDDING,),
-    ),
-    Fault(
         name="dropped_sum_of_partial_outputs",
         description="Tensor ranks keep their own partial sum of a block's output.",
         file="jaxpar/mesh/collectives.py",
@@ -91,14 +83,6 @@ COMMUNICATION = (
         caught_by=(OVER_REPLICAS,),
     ),
     Fault(
-        name="doubled_sum_of_gradient_shards",
-        description="Gradients that were summed and scattered are summed once more over the same axes.",
-        file="jaxpar/mesh/materialize.py",
-        old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
-        new="rest = unreduced_axes(compute)",
-        caught_by=(parity(zero=1, fsdp=4),),
-    ),
-    Fault(
         name="doubled_loss",
         description="The reported loss is also summed over the ranks that split the vocabulary.",
         file="jaxpar/training/step/forward_backward.py",
@@ -129,14 +113,6 @@ COMMUNICATION = (
         file="jaxpar/mesh/rings.py",
         old='chunk, where = local[ring.chunk], ring.upstream(lax.axis_size("tensor") - 1 - remaining)',
         new='chunk, where = local[ring.chunk], ring.upstream(lax.axis_size("tensor") - 1 - max(remaining, 1))',
-        caught_by=(RING,),
-    ),
-    Fault(
-        name="ring_the_wrong_way_round",
-        description="Chunks pass round the tensor ranks in the other direction than their places are counted.",
-        file="jaxpar/mesh/rings.py",
-        old='return lax.ppermute(x, "tensor", [(rank, (rank + self.direction) % ranks) for rank in range(ranks)])',
-        new='return lax.ppermute(x, "tensor", [(rank, (rank - self.direction) % ranks) for rank in range(ranks)])',
         caught_by=(RING,),
     ),
 )

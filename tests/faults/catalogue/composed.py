@@ -17,14 +17,6 @@ COMPOSED = (
         caught_by=(parity(tensor=2, fsdp=4),),
     ),
     Fault(
-        name="padding_of_another_ranks_tokens",
-        description="Routers take the padding of the first tensor rank's part of the sequence for that of every part.",
-        file="jaxpar/layers/experts/feed_forward.py",
-        old="valid = x.reshape(-1, x.shape[-1]), sequence_part(tokens.segments).ravel() > 0",
-        new="valid = x.reshape(-1, x.shape[-1]), tokens.segments[:, : x.shape[1]].ravel() > 0",
-        caught_by=(f"{FLOAT64}[top_k_softmax]",),
-    ),
-    Fault(
         name="a_ranks_sums_overwritten_by_those_of_all",
         description="The sums of a rank's tokens are those of all ranks, and the losses of routers have their gradient "
         "once for each rank.",
@@ -48,16 +40,6 @@ COMPOSED = (
         caught_by=(f"{NORM}::test_squares_of_a_weight_are_summed_over_what_splits_it[stack_tensor]",),
     ),
     Fault(
-        name="norm_without_experts_of_other_ranks",
-        description="The norm of the gradient has the experts of the first expert rank alone.",
-        file="jaxpar/optim/norm.py",
-        old="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n",
-        new="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n"
-        '        if "experts" in weight.axes:\n'
-        "            value = jnp.where(jax.lax.axis_index(sorted(mesh_axes_of(spec))) == 0, value, 0.0)\n",
-        caught_by=(f"{NORM}::test_squares_of_a_weight_are_summed_over_what_splits_it[experts]",),
-    ),
-    Fault(
         name="norm_of_a_mixers_output_not_summed_over_its_heads",
         description="The gradient of the norm that all heads of a mixer share is that of a tensor rank's heads.",
         file="jaxpar/mesh/materialize.py",
@@ -69,15 +51,5 @@ COMPOSED = (
             "[gated_deltanet-context and tensor]",
         ),
         found="trace",
-    ),
-    Fault(
-        name="expert_gradients_scaled_by_the_ranks_of_experts",
-        description="The gradients of experts are divided by the expert ranks, like a mean over data ranks.",
-        file="jaxpar/mesh/materialize.py",
-        old="    dim, axes = added_dim(placed.gradient, placed.optimizer) or (0, ())\n    for message",
-        new='    if any("expert" in (axes if isinstance(axes, tuple) else (axes,)) for axes in compute):\n'
-        '        grad = grad / lax.axis_size("expert")\n'
-        "    dim, axes = added_dim(placed.gradient, placed.optimizer) or (0, ())\n    for message",
-        caught_by=(f"{FLOAT64}[top_k_softmax]",),
     ),
 )

@@ -21,14 +21,6 @@ EXPERTS = (
         ),
     ),
     Fault(
-        name="gate_weight_applied_twice",
-        description="The router's weight is a factor of an expert's output twice.",
-        file="jaxpar/layers/experts/feed_forward.py",
-        old="hidden.astype(jnp.float32) * gates[:, None])",
-        new="hidden.astype(jnp.float32) * gates[:, None] ** 2)",
-        caught_by=(f"{FLOAT64}[top_k_softmax]",),
-    ),
-    Fault(
         name="results_combined_in_the_order_they_were_computed",
         description="Rows are sent back in the order of the experts, and not in that in which they came.",
         file="jaxpar/layers/experts/rounds.py",
@@ -42,14 +34,6 @@ EXPERTS = (
         file="jaxpar/layers/experts/routing.py",
         old="jnp.sum(slopes[name] * (part - lax.stop_gradient(part)))",
         new='jnp.sum(slopes[name] * (part - lax.stop_gradient(part))) * lax.axis_size("expert")',
-        caught_by=(f"{FLOAT64}[top_k_softmax]",),
-    ),
-    Fault(
-        name="router_losses_over_unmasked_tokens",
-        description="Losses of routers are divided by the tokens that the loss counts.",
-        file="jaxpar/training/step/forward_backward.py",
-        old="AUXILIARY_LOSS: scale / jnp.maximum(unpadded, 1.0)",
-        new="AUXILIARY_LOSS: scale / jnp.maximum(tokens, 1.0)",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
     ),
     Fault(

@@ -22,28 +22,12 @@ HYBRIDS = (
         caught_by=(GRADIENTS,),
     ),
     Fault(
-        name="a_decay_twice_at_a_chunks_edge",
-        description="What a token writes into the state decays once more than it should.",
-        file=RECURRENCE,
-        old="k * jnp.exp(left), 0)",
-        new="k * jnp.exp(left + g), 0)",
-        caught_by=(GRADIENTS,),
-    ),
-    Fault(
         name="a_ranks_state_that_does_not_decay",
         description="The state of the ranks before passes a context rank as if that had no tokens.",
         file="jaxpar/layers/linear_attention/transports.py",
         old="rows = fold.mapped[..., None] * state if fold.mapped.ndim < state.ndim else fold.mapped @ state",
         new="rows = state",
         caught_by=(GRADIENTS,),
-    ),
-    Fault(
-        name="blocks_of_a_state_out_of_turn",
-        description="A context rank sends the block after the one whose turn it is.",
-        file="jaxpar/layers/linear_attention/transports.py",
-        old="block = made[jnp.clip(tick - turn, 0, blocks - 1)]",
-        new="block = made[jnp.clip(tick - turn + 1, 0, blocks - 1)]",
-        caught_by=(TRANSPORTS,),
     ),
     Fault(
         name="a_gradient_of_a_state_that_passes_ranks_forward",

@@ -14,14 +14,6 @@ LAYERS = (
         caught_by=(f"{LOOP}::test_the_loop_equals_a_plain_one[3-3-keep_all]",),
     ),
     Fault(
-        name="residuals_of_another_layer",
-        description="The backward of every layer reads the activations that the first layer saved.",
-        file="jaxpar/model/loop/layer_loop.py",
-        old="x, residuals = in_order(at(stash, saved.slot, row - first, instead=fetched))",
-        new="x, residuals = at(stash.inputs, saved.slot, row - first), in_order(at(stash.residuals, saved.slot, 0))",
-        caught_by=(f"{LOOP}::test_the_loop_equals_a_plain_one[3-3-keep_all]",),
-    ),
-    Fault(
         name="layers_counted_from_the_chunks_first",
         description="Layers that keep other activations write them to rows counted from the chunk's first layer.",
         file="jaxpar/model/loop/layer_loop.py",
@@ -52,14 +44,6 @@ LAYERS = (
         old="base = jnp.where(peak == -jnp.inf, 0.0, peak)  # -inf - -inf would be NaN",
         new="base = jnp.zeros_like(peak)",
         caught_by=("tests/attention/test_context.py::test_the_merge_of_nothing_with_nothing_is_nothing",),
-    ),
-    Fault(
-        name="stale_block_in_the_ring",
-        description="A rank of a ring attends again over the block that it sends.",
-        file="jaxpar/attention/ring.py",
-        old="return (following, merge(results, attend(kv, step))), None",
-        new="return (kv, merge(results, attend(kv, step))), None",
-        caught_by=(context(strategy="ring", ranks=8),),
     ),
     Fault(
         name="mask_off_by_one_rank",

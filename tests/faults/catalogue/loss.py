@@ -186,16 +186,6 @@ LOSS = (
         ),
     ),
     Fault(
-        name="head_gradient_of_the_last_tile",
-        description="The head's gradient is that of the last tile alone.",
-        file="jaxpar/model/tiled_loss.py",
-        old="else d_table + new",
-        new="else new",
-        caught_by=(
-            "tests/model/test_tiled_loss.py::test_in_bfloat16_the_gradients_of_many_tiles_are_added_up_in_float32",
-        ),
-    ),
-    Fault(
         name="last_tile_alone_counts",
         description="The weights of a feed-forward in tiles have the gradient of the last tile alone.",
         file="jaxpar/layers/tiles.py",
@@ -210,16 +200,5 @@ LOSS = (
         old="return (tuple(Action(kind, m) for m in range(microbatches) for kind in (F, B)),)",
         new="return (tuple(Action(kind, m) for m in range(max(1, microbatches - 1)) for kind in (F, B)),)",
         caught_by=(parity(microbatches=2, fsdp=4),),
-    ),
-    Fault(
-        name="microbatch_counted_twice",
-        description="The first of several microbatches runs in the place of the second.",
-        file="jaxpar/pipeline/execution/make_program.py",
-        old='row = {"counts": 1, "microbatch": action.microbatch, "chunk": chunk}',
-        new='row = {"counts": 1, "microbatch": max(0, action.microbatch - 1), "chunk": chunk}',
-        caught_by=(
-            "tests/training/step/test_microbatches.py::"
-            "test_a_batch_in_four_microbatches_has_the_loss_and_gradients_of_the_whole",
-        ),
     ),
 )

@@ -14,15 +14,6 @@ PIPELINE = (
         caught_by=(f"{EXECUTOR}[interleaved, uneven]",),
     ),
     Fault(
-        name="transfer_a_tick_late",
-        description="What a rank receives is stored a tick late, when something else has arrived.",
-        file="jaxpar/pipeline/execution/inputs.py",
-        old="tables = {name: table[ticks] for name, table in self.program.rows.items()}",
-        new='late = lambda name, table: jnp.roll(table, 1, axis=0) if name[:2] in ("y_", "g_") else table; '
-        "tables = {name: late(name, table)[ticks] for name, table in self.program.rows.items()}",
-        caught_by=(f"{EXECUTOR}[gpipe]",),
-    ),
-    Fault(
         name="weight_gradient_dropped",
         description="The matrices' gradients of the first microbatch are computed and not added.",
         file="jaxpar/pipeline/execution/make_program.py",

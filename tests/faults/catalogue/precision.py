@@ -13,14 +13,6 @@ BY_TENSOR = "tests/precision/test_grouped_by_tensor.py"
 
 PRECISION = (
     Fault(
-        name="fp8_scale_is_inverted",
-        description="A tensor is multiplied by its scale where it has to be divided.",
-        file="jaxpar/precision/scale.py",
-        old="jnp.clip(x.astype(jnp.float32) / scale, -most, most)",
-        new="jnp.clip(x.astype(jnp.float32) * scale, -most, most)",
-        caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1.0]",),
-    ),
-    Fault(
         name="fp8_scale_of_one_ranks_part",
         description="The largest magnitude of a tensor is that of a rank's own part.",
         file="jaxpar/precision/scale.py",

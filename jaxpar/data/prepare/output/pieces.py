@@ -56,15 +56,19 @@ class Cuts(NamedTuple):
     """Whether a cut is possible before a space between two letters."""
     lines: bool
     """Whether a cut is possible after a line end before a letter or digit."""
+    longest: int = LONGEST_PIECE
+    """Largest number of characters in a piece, if the text can be cut that often."""
+    largest: int = LARGEST_PIECE
+    """Largest number of characters in any piece."""
 
     def pieces(self, text: str) -> list[str] | None:
-        """A text in pieces with the same tokens; None where that takes one of more than `LARGEST_PIECE` characters."""
+        """A text in pieces with the same tokens; None where that takes one of more than `largest` characters."""
         pieces, first = [], 0
-        while len(text) - first > LONGEST_PIECE:
-            end = self._last(text, first + 1, first + LONGEST_PIECE)
+        while len(text) - first > self.longest:
+            end = self._last(text, first + 1, first + self.longest)
             if end is None:
-                end = self._next(text, first + LONGEST_PIECE)
-            if end - first > LARGEST_PIECE:
+                end = self._next(text, first + self.longest)
+            if end - first > self.largest:
                 return None
             pieces.append(text[first:end])
             first = end
@@ -85,7 +89,7 @@ class Cuts(NamedTuple):
 
     def _next(self, text: str, low: int) -> int:
         """The first cut from `low` on, or the end of the text, or any place beyond what may be encoded at once."""
-        high = min(len(text), low + LARGEST_PIECE)
+        high = min(len(text), low + self.largest)
         for match in re.compile("[ \n]").finditer(text, low, high):
             position = match.start()
             if self.spaces and text[position] == " " and _is_between_letters(text, position):
