@@ -34,7 +34,7 @@ NAV = {
     "Reference": ("configuration", "families", "commands", "api", "special-tokens", "glossary"),
     "How it works": (
         "architecture", "Memory <memory-model>", "Overlap <overlap>", "experts-exchange", "routers", "schedules",
-        "kernels", "kernel-speeds", "Linear attention <linear-attention>", "Step times <predictions>",
+        "kernels", "Linear attention <linear-attention>", "Step times <predictions>",
     ),
     "Results": (
         "benchmarks", "measured-on-cpus", "Predictions <prediction-errors>", "Long context <long-context-results>",
