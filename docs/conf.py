@@ -37,8 +37,7 @@ NAV = {
         "kernels", "Linear attention <linear-attention>", "Step times <predictions>",
     ),
     "Results": (
-        "benchmarks", "measured-on-cpus", "Predictions <prediction-errors>", "Long context <long-context-results>",
-        "Islands <islands-results>",
+        "benchmarks", "measured-on-cpus", "Predictions <prediction-errors>", "Islands <islands-results>",
     ),
     "Decisions": ("decisions", "../ROADMAP", "../CHANGELOG"),
     "Contribute": ("../CONTRIBUTING", "testing", "../tests/README"),
