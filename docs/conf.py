@@ -34,11 +34,10 @@ NAV = {
     "Reference": ("configuration", "families", "commands", "api", "special-tokens", "glossary"),
     "How it works": (
         "architecture", "Memory <memory-model>", "Overlap <overlap>", "experts-exchange", "routers", "schedules",
-        "kernels", "kernel-speeds", "Linear attention <linear-attention>", "Step times <predictions>",
+        "kernels", "Linear attention <linear-attention>", "Step times <predictions>",
     ),
     "Results": (
-        "benchmarks", "measured-on-cpus", "Predictions <prediction-errors>", "Long context <long-context-results>",
-        "Islands <islands-results>",
+        "benchmarks", "measured-on-cpus", "Predictions <prediction-errors>", "Islands <islands-results>",
     ),
     "Decisions": ("decisions", "../ROADMAP", "../CHANGELOG"),
     "Contribute": ("../CONTRIBUTING", "testing", "../tests/README"),

@@ -1,7 +1,7 @@
 """Bounds of the speed of every kernel and tile, by the functions of `pallas_kernels.expected`: for the page and the
 planner.
 
-`python -m pallas_kernels.bounds` prints the table of docs/kernel-speeds.md.
+`python -m pallas_kernels.bounds` prints the table; docs/kernels.md has its bounds.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A step is what a program of a persistent grid does between two loads: of a matmul, a part of the sum for one tile of the
 result; of attention, one block beside one tile. `speeds` divides its FLOPs by the time of each level alone, so that the
 least of them bounds the kernel. Nothing here was measured on our kernels. `pallas_kernels.bounds` has the tiles, for
-the table of docs/kernel-speeds.md and for the planner.
+its table and for the planner.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ WHOLE = "--input a.jsonl --tokenizer tokenizer.json --out out --processes 1 "
         (WHOLE + "--tokenizer gone.json", "--tokenizer 'gone.json' does not exist"),
         (WHOLE + "--tokenizer a.jsonl", "--tokenizer | not valid JSON"),
         (WHOLE + "--separator <end>", "--separator '<end>' | special tokens"),
-        (WHOLE + "--validation-fraction 1.5", "--heldout-fraction 1.5 | 0 to below 1"),
+        (WHOLE + "--validation-fraction 1.5", "--validation-fraction 1.5 | 0 to below 1"),
         (WHOLE + "--processes 0", "--processes 0 | at least 1"),
         (WHOLE + "--input gone*.txt", "--input 'gone*.txt' matches no file"),
         (WHOLE + "--format chat --text-key body", "--text-key | conversation"),

@@ -34,7 +34,7 @@ type Attention = str
 
 `mosaic`: written for Hopper; on Ampere as fast as FlashAttention-2. `cudnn`: the same, with values as wide as keys
 (zeros are added to narrower ones, of latent attention). `triton`: what FlashAttention-2 reaches on Hopper
-(docs/kernel-speeds.md). `mosaic_deterministic` and `triton` have a backward of two launches, seven matmuls in place of
+(docs/kernels.md). `mosaic_deterministic` and `triton` have a backward of two launches, seven matmuls in place of
 five. `xla`: plain JAX, whose float32 scores pass through memory block by block."""
 USUAL_ATTENTION: Attention = "mosaic"
 """The kernels that are timed where none are named."""

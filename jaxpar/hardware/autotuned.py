@@ -3,7 +3,7 @@
 A run on GPUs writes one with `XLA_FLAGS=--xla_gpu_dump_autotune_results_to=FILE.txt`, and takes what is in it with
 `XLA_FLAGS=--xla_gpu_load_autotune_results_from=FILE.txt`, as does `jaxpar.inspect` without a GPU. Both have Triton's
 matmuls. XLA finds a fusion by its text, with its shapes, and by its GPU, so a file is of one program
-(docs/decisions.md).
+(docs/network.md).
 """
 
 from __future__ import annotations

@@ -8,9 +8,12 @@ from tests.goldens.loading import FOLDER, NAMES, WITH_PEFT
 
 BEGINNING = """# Families
 
-For anyone who wants to know whether a model can be read, trained and written. The table is made from the families
-and their tests (`python -m tests.goldens.table`); `python -m jaxpar.models FOLDER` prints the configuration for a
-folder, or the key of its `config.json` that is not supported.
+For anyone who wants to know whether a model can be read, trained and written. This prints the configuration for a
+folder, or the key of its `config.json` that is not supported:
+
+    python -m jaxpar.models FOLDER
+
+The table is made from the families and their tests (`python -m tests.goldens.table`).
 
 | `model_type` | published models | class in transformers | tiny models that are compared | adapters | with images |
 |---|---|---|---|---|---|

@@ -1,7 +1,7 @@
 """Memory that a step takes of a device, by class, in closed form: before anything is compiled, allocated or traced.
 
 Weights come from their declarations and the rules of `mesh.placements`, kept activations from a layer's shape, slots of
-the pipeline's buffers from its program, or in a search from formulas (docs/predictions.md compares the sums with the
+the pipeline's buffers from its program, or in a search from formulas (docs/memory-model.md compares the sums with the
 compiler's numbers). Three things decide: the case (axis sizes, microbatch, ZeRO, chunks), what the layers keep, and the
 schedule's slots. Each is computed once and reused, so that a search covers thousands of layouts per second.
 """
