@@ -14,7 +14,7 @@ from typing import Any
 
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
 
-SHARED = {"a100-80": 101376, "h100": 232448}
+SHARED = {"a100-80": 101376, "h100": 232448, "b200": 232448}
 """Bytes of shared memory that a thread block may have; an A100's may have 166912, but all of its generation this."""
 
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][\w.]*)([^;\n]*);", re.MULTILINE)
