@@ -32,7 +32,7 @@ def load_by_queries(
     def load_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
         _, visited = blocks_of(visits, row, tile)
         kv_head = lax.div(head, jnp.int32(group))
-        for part in range(schedule.consumers):
+        for part in range(CONSUMERS):
             memory.queries.load(part, *of_queries(row, head, schedule.rows_of(tile, part)))
 
         def load_block(index: Any, _: None) -> None:

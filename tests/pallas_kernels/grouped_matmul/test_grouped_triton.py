@@ -1,4 +1,4 @@
-"""The Triton kernels of the grouped matmul in Pallas' interpreter against float64, and compiled for A100s, H100s and B200s."""
+"""The grouped matmul's Triton kernels in Pallas' interpreter against float64; compiled for A100s, H100s, B200s."""
 
 from functools import partial
 
