@@ -6,6 +6,7 @@ planner.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from pallas_kernels.attention.mosaic.tiles import TABLE
@@ -20,7 +21,6 @@ from pallas_kernels.expected import (
     hbm_bytes_per_flop,
     matmul_step,
     speeds,
-    tensor_memory_step,
     tiled_step,
 )
 from pallas_kernels.grouped_matmul.mosaic.tiles import WIDTHS, columns
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 def grouped(wide: int, machine: Machine) -> float:
     """FLOP/s that a GPU allows grouped matmuls with results of `wide` columns."""
-    return bound(_grouped_step(columns(wide), machine), machine)
+    return bound(matmul_step(columns(wide), tensor_memory=machine.tensor_memory), machine)
 
 
 def tiled(wide: int, machine: Machine) -> float:
@@ -90,24 +90,19 @@ def rows() -> list[Row]:
             queries = f"{name}: {tiles.fused.queries} queries"
             lines.append(Row("fused backward", queries, step, H100, _attention_hbm(width, value_width, back=True)))
     of_group = hbm_bytes_per_flop(ROWS, WIDE, DEEP, 2, 2)
-    for wide in WIDTHS:
-        lines.append(Row("grouped", f"128 x {wide}", _grouped_step(wide, H100), H100, of_group))
+    lines += [Row("grouped", f"128 x {wide}", matmul_step(wide), H100, of_group) for wide in WIDTHS]
     of_tiles = hbm_bytes_per_flop(ROWS, WIDE, DEEP, 1, 2)
     for pieces in (2, 1):
         tile = f"128 x {128 * pieces}"
         lines.append(Row("FP8 tiles", tile, tiled_step(128 * pieces, pieces=pieces), H100, of_tiles))
-    lines += [Row("grouped, B200", f"128 x {wide}", _grouped_step(wide, B200), B200, of_group) for wide in WIDTHS]
-    return lines
+    step = partial(matmul_step, tensor_memory=True)
+    return lines + [Row("grouped, B200", f"128 x {wide}", step(wide), B200, of_group) for wide in WIDTHS]
 
 
 def table() -> str:
     """The table of the page."""
     head = "| kernel | tile | FLOPs a byte of L2 | HBM | L2 | shared memory | tensor cores | other units | bound |"
     return "\n".join([head, "|---" * 9 + "|", *(row.text for row in rows())])
-
-
-def _grouped_step(wide: int, machine: Machine) -> Step:
-    return tensor_memory_step(wide) if machine.tensor_memory else matmul_step(wide)
 
 
 def _attention_hbm(width: int, value_width: int, *, back: bool = False) -> float:

@@ -123,20 +123,15 @@ def hbm_bytes_per_flop(m: int, n: int, k: int, item: int, out: int) -> float:
     return ((m * k + k * n) * item + m * n * out) / (2.0 * m * n * k)
 
 
-def matmul_step(columns: int, *, rows: int = CONSUMERS * HALF, step: int = 64, cluster: int = 1) -> Step:
-    """A step of a (grouped) matmul in 16 bits: `step` of the sum for a tile of the result.
+def matmul_step(columns: int, *, tensor_memory: bool = False) -> Step:
+    """A step of a (grouped) matmul in 16 bits: 64 of the sum for a tile of 128 rows of the result.
 
-    Programs of a `cluster` would share what they load of the rows: `cluster` tiles side by side.
+    Each consumer reads the columns; where sums are in tensor memory (Blackwell), each operand is read once.
     """
-    loaded = 2 * step * (rows // cluster + columns)
-    written, read = 2 * step * (rows + columns), 2 * step * (rows + rows // HALF * columns)
-    return Step(2.0 * rows * columns * step, 2, loaded, written + read)
-
-
-def tensor_memory_step(columns: int, *, rows: int = CONSUMERS * HALF, step: int = 64) -> Step:
-    """A step of a (grouped) matmul in 16 bits on a Blackwell: each operand is read once, sums are in tensor memory."""
+    rows, step = CONSUMERS * HALF, 64
     loaded = 2 * step * (rows + columns)
-    return Step(2.0 * rows * columns * step, 2, loaded, 2 * loaded)
+    read = loaded if tensor_memory else 2 * step * (rows + CONSUMERS * columns)
+    return Step(2.0 * rows * columns * step, 2, loaded, loaded + read)
 
 
 def tiled_step(columns: int, *, pieces: int, squares: bool = True) -> Step:
@@ -152,18 +147,15 @@ def tiled_step(columns: int, *, pieces: int, squares: bool = True) -> Step:
     return Step(2.0 * rows * columns * step, 1, loaded, loaded + read, float32=operations)
 
 
-def attention_forward_step(
-    width: int, value_width: int, keys: int, *, consumers: int = CONSUMERS, masked: float = 1.0
-) -> Step:
-    """A step of attention's forward: a block of keys and values beside a tile of queries.
+def attention_forward_step(width: int, value_width: int, keys: int) -> Step:
+    """A step of attention's forward: a block of keys and values beside a tile of 128 queries.
 
-    Probabilities are multiplied from registers. `masked` is the share of pairs that are necessary.
+    Probabilities are multiplied from registers.
     """
-    queries, widths = consumers * HALF, width + value_width
+    queries, widths = CONSUMERS * HALF, width + value_width
     loaded = 2 * keys * widths
-    read = 2 * queries * width + consumers * 2 * keys * widths
-    pairs = queries * keys
-    return Step(2.0 * pairs * widths * masked, 2, loaded, loaded + read, exponentials=pairs)
+    read = 2 * queries * width + CONSUMERS * loaded
+    return Step(2.0 * queries * keys * widths, 2, loaded, loaded + read, exponentials=queries * keys)
 
 
 def attention_backward_step(width: int, value_width: int, queries: int) -> Step:

@@ -1,4 +1,4 @@
-"""Times the entries of the tile tables, their neighbours and what the tables list beside them, on this device.
+"""Times the entries of the tile tables and their neighbours, on this device.
 
 It prints the best tile of each entry.
 Enter a faster tile into the table by hand. This changes the sources, so the records of the kernel expire, and
@@ -21,8 +21,6 @@ from benchmarks.gpu.programs import compile_all, seconds_of, sentence
 from pallas_kernels.attention import MaskInputs, Settings, mosaic, triton
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.mosaic.forward import ForwardTiles
-from pallas_kernels.attention.mosaic.schedule import CONSUMERS
-from pallas_kernels.attention.mosaic.tiles import others
 from pallas_kernels.attention.mosaic.tiles import tiles as mosaic_tiles
 from pallas_kernels.attention.triton.tiles import Tile, widths
 from pallas_kernels.attention.triton.tiles import tiles as triton_tiles
@@ -84,14 +82,13 @@ def launches(case: Case, settings: Settings, tokens: MaskInputs) -> Iterator[Lau
             entry = getattr(table, name)
             yield Launch("triton", name, entry, of_triton(entry)[:some], backward)
     if not settings.interpret and mosaic.refusal(request) is None:
-        kind = kind_of(case.mask)
-        tiles, listed = mosaic_tiles(*sizes, kind, case.softcap), others(*sizes, kind)
+        tiles = mosaic_tiles(*sizes, case.softcap)
         for name, entry in tiles._asdict().items():
             if entry is not None:
-                yield _of_mosaic(name, entry, listed if name == "forward" else [], tiles, settings, tokens)
+                yield _of_mosaic(name, entry, tiles, settings, tokens)
 
 
-def _of_mosaic(name: str, entry: Any, listed: list[Any], tiles: Any, settings: Settings, tokens: MaskInputs) -> Launch:
+def _of_mosaic(name: str, entry: Any, tiles: Any, settings: Settings, tokens: MaskInputs) -> Launch:
     def program(candidate: Any) -> Callable[..., Any]:
         chosen = tiles._replace(**{name: candidate})
         if name == "forward":
@@ -99,8 +96,7 @@ def _of_mosaic(name: str, entry: Any, listed: list[Any], tiles: Any, settings: S
         kernel = partial(mosaic.backward, tiles=chosen, deterministic=name != "fused")
         return partial(_backward, kernel, settings, tokens)
 
-    neighbours = of_mosaic(entry)
-    return Launch("mosaic", name, entry, neighbours + [one for one in listed if one not in neighbours], program)
+    return Launch("mosaic", name, entry, of_mosaic(entry), program)
 
 
 def of_triton(tile: Tile) -> list[Tile]:
@@ -127,14 +123,9 @@ def of_mosaic(entry: Any) -> list[Any]:
     wider = [replace(entry, **{side: new}) for new in sorted(sizes) if 32 <= new != size]
     unique = {getattr(one, side): one for one in wider}
     deeper = [replace(entry, stages=entry.stages + by) for by in (-1, 1) if entry.stages + by > 0]
-    return [*unique.values(), *deeper, *(_of_forward(entry) if isinstance(entry, ForwardTiles) else [])]
-
-
-def _of_forward(entry: ForwardTiles) -> list[ForwardTiles]:
-    """The same with one product in flight, where two consumers take turns with one, or with two."""
-    if entry.overlapped == "none":
-        return [replace(entry, overlapped="all")]
-    return [replace(entry, overlapped="none")] if entry.consumers == CONSUMERS else []
+    if isinstance(entry, ForwardTiles):  # with one product in flight, or with two
+        deeper.append(replace(entry, overlapped="all" if entry.overlapped == "none" else "none"))
+    return [*unique.values(), *deeper]
 
 
 def _forward(kernel: Callable, settings: Settings, tokens: MaskInputs, q, k, v, d_out, lse) -> Any:

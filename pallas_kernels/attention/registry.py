@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 
 from pallas_kernels import choice
-from pallas_kernels.attention import cudnn, expected, mosaic, reference, triton
+from pallas_kernels.attention import cudnn, mosaic, packed_room, reference, triton
 from pallas_kernels.attention.derivative import ForwardBackward
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.request import Request
@@ -87,10 +87,8 @@ REGISTRY = _Ranked(
         Implementation("mosaic", _fused, mosaic.KERNELS, recorded=True, varies=_VARIES),
         Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
         Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
-        Implementation(
-            "cudnn", cudnn.supports, function=cudnn.attend, varies=cudnn.VARIES, note=expected.note_on_packed
-        ),
-        Implementation("xla", lambda request: None, reference.KERNELS, note=expected.note_on_plain),
+        Implementation("cudnn", cudnn.supports, function=cudnn.attend, varies=cudnn.VARIES, note=packed_room.note),
+        Implementation("xla", lambda request: None, reference.KERNELS),
     ),
     families={"flash": ("mosaic", "mosaic_deterministic", "triton")},
 )  # fmt: skip

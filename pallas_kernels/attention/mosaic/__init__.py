@@ -67,8 +67,8 @@ def forward(
     """
     limits, scores, launch = _static(settings)
     cut = (tiles or _tiles(settings, q, v)).forward
-    queries, keys = query_limits(settings.mask, tokens, cut.queries), key_tokens(settings.mask, tokens, cut.keys)
-    visited = visits(limits, queries, keys, cut.queries, cut.keys, of_keys=False, neighbours=_neighbours(settings))
+    queries, keys = query_limits(settings.mask, tokens, TILE), key_tokens(settings.mask, tokens, cut.keys)
+    visited = visits(limits, queries, keys, TILE, cut.keys, of_keys=False, neighbours=_neighbours(settings))
     launch |= {"exact": settings.result_dtype(q) == jnp.float32, "tiles": cut}
     with multiplies(settings.mask, *FORWARD):
         out, lse = forward_kernel(q, k, v, queries, keys, visited, limits=limits, scores=scores, **launch)
@@ -143,7 +143,7 @@ def _static(settings: Settings) -> tuple[Limits, Scores, dict]:
 
 
 def _tiles(settings: Settings, q: jax.Array, v: jax.Array) -> Tiles:
-    return table_tiles(q.shape[3], v.shape[3], kind_of(settings.mask), settings.softcap)
+    return table_tiles(q.shape[3], v.shape[3], settings.softcap)
 
 
 def _neighbours(settings: Settings) -> Mask | None:

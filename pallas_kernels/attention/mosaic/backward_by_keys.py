@@ -174,19 +174,7 @@ class _KeyGradients:
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def produce(self, arrays: _Arrays, memory: _Memory) -> None:
-        load_by_keys(
-            self.schedule, arrays.visits, memory, group=self.group, block=self.tiles.queries,
-            of_keys=lambda row, head, rows: (
-                arrays.k.at[row, rows, head], arrays.v.at[row, rows, head], arrays.keys.at[row, :, rows]
-            ),
-            of_queries=lambda row, head, rows: (
-                arrays.q.at[row, rows, head], arrays.statistics.at[row, head, :, rows],
-                arrays.queries.at[row, :, rows],
-            ),
-            of_d_out=lambda row, head, rows: (arrays.d_out.at[row, rows, head],),
-        )  # fmt: skip
-        for loaded in (memory.keys, memory.queries, memory.d_out):
-            loaded.drain()
+        load_by_keys(self.schedule, arrays, memory, group=self.group, block=self.tiles.queries)
 
     def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
         memory.queries.release_all()

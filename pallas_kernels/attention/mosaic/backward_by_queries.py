@@ -140,20 +140,12 @@ class _QueryGradients:
 
     def produce(self, arrays: _Arrays, memory: _Memory) -> None:
         load_by_queries(
-            self.schedule,
-            arrays.visits,
-            memory,
-            group=self.group,
-            block=self.tiles.keys,
+            self.schedule, arrays, memory, group=self.group, block=self.tiles.keys,
             of_queries=lambda row, head, rows: (
-                arrays.q.at[row, rows, head],
-                arrays.d_out.at[row, rows, head],
-                arrays.statistics.at[row, head, :, rows],
-                arrays.queries.at[row, :, rows],
+                arrays.q.at[row, rows, head], arrays.d_out.at[row, rows, head],
+                arrays.statistics.at[row, head, :, rows], arrays.queries.at[row, :, rows],
             ),
-            of_keys=lambda row, head, rows: (arrays.k.at[row, rows, head], arrays.keys.at[row, :, rows]),
-            of_values=lambda row, head, rows: (arrays.v.at[row, rows, head],),
-        )
+        )  # fmt: skip
 
     def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
         memory.keys.release_all()

@@ -20,12 +20,12 @@ from pallas_kernels.attention.mosaic.bounds import Limits, Visits
 from pallas_kernels.attention.mosaic.loading import load_by_queries
 from pallas_kernels.attention.mosaic.matmuls import product
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
-from pallas_kernels.attention.mosaic.overlapped import first_turn, last_turn, overlapped_blocks, turns
+from pallas_kernels.attention.mosaic.overlapped import first_turn, last_turn, overlapped_blocks
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import (
     CONSUMERS,
-    REGISTERS,
     ROWS,
+    TILE,
     Schedule,
     blocks_of,
     for_each_block,
@@ -51,19 +51,6 @@ class ForwardTiles:
     those that the mask does not cut, whose tokens need no registers. With "none" one product is in flight."""
     separate_output: bool = True
     """The output has shared memory of its own, so that queries arrive while it leaves; else it takes theirs."""
-    consumers: int = CONSUMERS
-    """Warpgroups that compute, 64 queries of a tile each."""
-
-    def __post_init__(self) -> None:
-        if self.consumers not in REGISTERS:
-            raise ValueError(f"consumers is {self.consumers}: {sorted(REGISTERS)} have registers")
-        if self.overlapped == "none" and self.consumers != CONSUMERS:
-            raise ValueError(f"consumers is {self.consumers}: with one product in flight {CONSUMERS} take turns")
-
-    @property
-    def queries(self) -> int:
-        """Number of queries in a tile."""
-        return self.consumers * ROWS
 
 
 def forward_kernel(
@@ -89,7 +76,7 @@ def forward_kernel(
     batch, length, heads, width = q.shape
     group, value_width, dtype, padded = heads // k.shape[2], v.shape[3], q.dtype, queries.shape[2]
     head_bytes = k.shape[1] * (width + value_width) * dtype.itemsize
-    schedule = Schedule.of(padded // tiles.queries, batch, heads, head_bytes, group, programs, tiles.consumers)
+    schedule = Schedule.of(padded // TILE, batch, heads, head_bytes, group, programs)
     body = _Forward(schedule, group, tiles, limits, scores, matmuls, exact, dtype)
     results = (
         jax.ShapeDtypeStruct((batch, padded if exact else length, heads, value_width), jnp.float32 if exact else dtype),
@@ -158,34 +145,28 @@ class _Forward:
 
     def memory(self, width: int, value_width: int) -> _Memory:
         """The types of its shared memory."""
-        block, stages, consumers, dtype = self.tiles.keys, self.tiles.stages, self.tiles.consumers, self.dtype
+        block, stages, dtype = self.tiles.keys, self.tiles.stages, self.dtype
         separate_output = self.tiles.separate_output and not self.exact
         return _Memory(
-            queries=Loaded.of(consumers, 1, ROWS, (width,), dtype, (self.limits.query_rows, jnp.int32)),
-            keys=Loaded.of(stages, consumers, block, (width,), dtype, (self.limits.key_rows, jnp.int32)),
-            values=Loaded.of(stages, consumers, block, (value_width,), dtype),
-            out=tiled((consumers, ROWS, value_width), dtype) if separate_output else None,
-            lse=plgpu.SMEM((consumers, ROWS), jnp.float32),
-            scratch=tiled((consumers, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
-            turn=turns(consumers) if self.overlapped else plgpu.Barrier(num_arrivals=consumers),
+            queries=Loaded.of(CONSUMERS, 1, ROWS, (width,), dtype, (self.limits.query_rows, jnp.int32)),
+            keys=Loaded.of(stages, CONSUMERS, block, (width,), dtype, (self.limits.key_rows, jnp.int32)),
+            values=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype),
+            out=tiled((CONSUMERS, ROWS, value_width), dtype) if separate_output else None,
+            lse=plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
+            scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
+            turn=plgpu.Barrier(**{"num_barriers" if self.overlapped else "num_arrivals": CONSUMERS}),
         )
 
     def __call__(self, q: Any, k: Any, v: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory) -> None:
         arrays = _Arrays(q, k, v, queries, keys, Visits(*refs[:3]), *refs[3:])
         consume, produce = partial(self.consume, arrays, memory), partial(self.produce, arrays, memory)
-        specialise(consume, produce, self.tiles.consumers)
+        specialise(consume, produce)
 
     def produce(self, arrays: _Arrays, memory: _Memory) -> None:
         load_by_queries(
-            self.schedule,
-            arrays.visits,
-            memory,
-            group=self.group,
-            block=self.tiles.keys,
+            self.schedule, arrays, memory, group=self.group, block=self.tiles.keys,
             of_queries=lambda row, head, rows: (arrays.q.at[row, rows, head], arrays.queries.at[row, :, rows]),
-            of_keys=lambda row, head, rows: (arrays.k.at[row, rows, head], arrays.keys.at[row, :, rows]),
-            of_values=lambda row, head, rows: (arrays.v.at[row, rows, head],),
-        )
+        )  # fmt: skip
 
     def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
         memory.keys.release_all()

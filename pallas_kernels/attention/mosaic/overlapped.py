@@ -22,11 +22,6 @@ from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.pallas import pl
 
 
-def turns(consumers: int) -> Any:
-    """The type of barriers by which consumers take turns, one for each."""
-    return plgpu.Barrier(num_barriers=consumers, num_arrivals=1)
-
-
 def first_turn(turn: Any, warpgroup: Any) -> None:
     """The first consumer begins: the last one hands over before anything else."""
     pl.when(warpgroup == turn.shape[0] - 1)(lambda: hand_over(turn, warpgroup))

@@ -20,13 +20,13 @@ from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.pallas import pl
 
 CONSUMERS = 2
-"""Warpgroups that compute, where a kernel has no other number of them."""
+"""Warpgroups that compute."""
 ROWS = 64
 """Rows of a consumer: what one wgmma computes."""
 TILE = CONSUMERS * ROWS
-REGISTERS = {2: (24, 240), 3: (32, 160)}
-"""Registers per thread of the producer and of a consumer, by number of consumers: at most 512 in all, in multiples of
-8, as setmaxnreg requires (FlashAttention-3's values)."""
+REGISTERS = 24, 240
+"""Registers per thread of the producer and of a consumer: at most 512 in all, in multiples of 8, as setmaxnreg requires
+(FlashAttention-3's values)."""
 _CACHE = 24 * 2**20
 """Bytes of the other side that the tiles of neighbouring programs should share: half of a Hopper's L2."""
 
@@ -43,21 +43,17 @@ class Schedule:
     heads_at_once: int
     """Heads whose tiles are gone through together, longest first; a divisor of `heads`."""
     programs: int
-    consumers: int = CONSUMERS
-    """Warpgroups that compute, each `ROWS` rows of a tile."""
 
     @classmethod
-    def of(
-        cls, tiles: int, rows: int, heads: int, head_bytes: int, group: int, programs: int, consumers: int = CONSUMERS
-    ) -> Schedule:
+    def of(cls, tiles: int, rows: int, heads: int, head_bytes: int, group: int, programs: int) -> Schedule:
         """The schedule with as many concurrent heads as the cache has room for; `group` heads read the same keys."""
         fitting = max(1, _CACHE // max(1, head_bytes)) * group
         at_once = next(n for n in range(min(heads, fitting), 0, -1) if heads % n == 0)
-        return cls(tiles, rows, heads, at_once, min(programs, tiles * rows * heads), consumers)
+        return cls(tiles, rows, heads, at_once, min(programs, tiles * rows * heads))
 
     def rows_of(self, tile: Any, part: Any) -> Any:
         """The rows of a consumer."""
-        return pl.ds((tile * self.consumers + part) * ROWS, ROWS)
+        return pl.ds((tile * CONSUMERS + part) * ROWS, ROWS)
 
     def for_each_tile(self, order: Any, body: Callable[[Any, Any, Any, Any], Any], carry: Any) -> Any:
         """Run `carry = body(row, tile, head, carry)` for every tile of this program."""
@@ -76,17 +72,17 @@ class Schedule:
         return lax.fori_loop(0, count, step, carry)
 
 
-def specialise(consume: Callable[[Any], None], produce: Callable[[], None], consumers: int = CONSUMERS) -> None:
+def specialise(consume: Callable[[Any], None], produce: Callable[[], None]) -> None:
     """Run `consume(warpgroup)` on the first warpgroups and `produce()` on the last."""
     warpgroup = lax.axis_index("warpgroup")
-    of_producer, of_consumer = REGISTERS[consumers]
+    of_producer, of_consumer = REGISTERS
 
-    @pl.when(warpgroup < consumers)
+    @pl.when(warpgroup < CONSUMERS)
     def _() -> None:
         plgpu.set_max_registers(of_consumer, action="increase")
         consume(warpgroup)
 
-    @pl.when(warpgroup == consumers)
+    @pl.when(warpgroup == CONSUMERS)
     def _() -> None:
         plgpu.set_max_registers(of_producer, action="decrease")
         produce()
@@ -109,7 +105,7 @@ def launch(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         grid=(schedule.programs,),
         grid_names=("program",),
-        num_threads=schedule.consumers + 1,
+        num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         kernel_name=name,
         interpret=interpret,

@@ -1,10 +1,10 @@
-"""Tiles of each kernel by head width and kind of mask: a table, so that nothing is tuned when a program runs.
+"""Tiles of each kernel by head width: a table, so that nothing is tuned when a program runs.
 
 They begin with FlashAttention-3's (its `hopper/tile_size.h`), under what Mosaic GPU asks for: a block is a multiple of
 64, or 32, where it is contracted over: a row of a swizzled tile is 128 bytes, or 64; so 176, 112 and 80 keys are out of
 reach. The rest was decided by shared memory (227 KiB) and by registers: `test_mosaic_compiled` compiles every width and
-reads that nothing is spilled. Windows and documents take the tiles of a causal mask: of what 128 queries compute in
-blocks of 128 keys, 89% is kept under a window of 1024 and 91% in documents of mean 1k, and with 64 keys 89% and 92%.
+reads that nothing is spilled. All masks take the same tiles: of what 128 queries compute in blocks of 128 keys, 89% is
+kept under a window of 1024 and 91% in documents of mean 1k, and with 64 keys 89% and 92%.
 No GPU has timed any of this.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pallas_kernels.attention.kinds import Kind
 from pallas_kernels.attention.mosaic.backward_by_keys import KeyGradientTiles
 from pallas_kernels.attention.mosaic.backward_by_queries import QueryGradientTiles
 from pallas_kernels.attention.mosaic.forward import ForwardTiles
@@ -43,11 +42,7 @@ TABLE = {
     (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _BOTH_32, KeyGradientTiles(32, 2, "all")),
     (256, 256): Tiles(ForwardTiles(64, 2, "none", separate_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None),
 }
-"""Tiles for masks that cut a row, by (width of queries and keys, width of values)."""
-
-FULL = {(64, 64): ForwardTiles(128, 2, "whole", consumers=3)}
-"""The forward of masks that keep every pair: no block is cut, so that a tile of three consumers loses nothing at an
-edge. 400 cycles of waits are hidden, and 5 to 20% less time is expected than of two consumers with 192 keys."""
+"""Tiles by (width of queries and keys, width of values)."""
 
 CAPPED = {
     (64, 64): {"key_gradients": (("kv", KeyGradientTiles(128, 2, "none")),), "fused": KeyGradientTiles(128, 2, "none")},
@@ -56,31 +51,8 @@ CAPPED = {
 """Differences with a soft-cap, whose second factor takes registers: with two products in flight as often as without
 one, these spill 4 to 208 bytes where documents or windows cut blocks."""
 
-_THREE_64, _THREE_128 = ForwardTiles(64, 2, "whole", consumers=3), ForwardTiles(128, 2, "whole", consumers=3)
 
-FORWARDS: dict[tuple[int, int], tuple[ForwardTiles, ...]] = {
-    (64, 64): (ForwardTiles(128, 3), _THREE_128, _THREE_64),
-    (96, 96): (_THREE_64,),
-    (128, 128): (_THREE_64,),
-    (192, 128): (_THREE_64,),
-}
-"""Other forwards that spill nothing under any mask, for a measurement to choose from."""
-
-WIDE = {(64, 64): (ForwardTiles(192, 2),), (96, 96): (ForwardTiles(192, 2, "whole"),)}
-"""Other forwards under masks that keep every pair."""
-
-
-def tiles(width: int, value_width: int, kind: Kind, softcap: float | None = None) -> Tiles:
-    """Tiles for heads of these widths under a mask of this kind, with or without a soft-cap of the scores."""
+def tiles(width: int, value_width: int, softcap: float | None = None) -> Tiles:
+    """Tiles for heads of these widths, with or without a soft-cap of the scores."""
     sizes = width, value_width
-    chosen = TABLE[sizes]
-    if softcap is not None:
-        chosen = chosen._replace(**CAPPED.get(sizes, {}))
-    return chosen._replace(forward=FULL[sizes]) if kind == "full" and sizes in FULL else chosen
-
-
-def others(width: int, value_width: int, kind: Kind) -> list[ForwardTiles]:
-    """Forwards beside the entry for these heads and this mask, for a measurement to compare."""
-    sizes = width, value_width
-    listed = FORWARDS.get(sizes, ()) + (WIDE.get(sizes, ()) if kind == "full" else ())
-    return [one for one in listed if one != tiles(*sizes, kind).forward]
+    return TABLE[sizes] if softcap is None else TABLE[sizes]._replace(**CAPPED.get(sizes, {}))

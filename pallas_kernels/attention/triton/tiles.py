@@ -51,6 +51,13 @@ HOPPER = {
 }
 """Tiles for 227 KiB."""
 
+BLACKWELL = HOPPER | {
+    (64, 64): HOPPER[64, 64]._replace(dq=Tile(128, 64, 4, 2)),
+    (96, 96): HOPPER[96, 96]._replace(dq=Tile(128, 32, 8, 2)),
+    (256, 256): HOPPER[256, 256]._replace(forward=Tile(128, 32, 8, 2)),
+}
+"""Tiles for 227 KiB and tensor memory, where Hopper's spill 12 to 20 bytes; 128 queries fill a product of `tcgen05`."""
+
 
 def widths() -> tuple[tuple[int, int], ...]:
     """(width, value width) of the heads that there are tiles for."""
@@ -62,9 +69,8 @@ def tiles(width: int, value_width: int, compute_capability: float | None, kind: 
 
     Capabilities 9 and 10 are of data centres and have much shared memory; 8.6, 8.9 and 12 have little.
     """
-    large = compute_capability is not None and 9.0 <= compute_capability < 12.0
-    if large:
-        return HOPPER[width, value_width]
+    if compute_capability is not None and 9.0 <= compute_capability < 12.0:
+        return (HOPPER if compute_capability < 10.0 else BLACKWELL)[width, value_width]
     chosen = AMPERE[width, value_width]
     forward = AMPERE_SHORT.get((width, value_width)) if kind in ("window", "packed") else None
     return chosen if forward is None else chosen._replace(forward=forward)

@@ -96,11 +96,11 @@ def test_tiles_visit_every_block_with_a_kept_pair_by_every_entry_of_the_tables(
     """Both ways to say what a tile visits, against every pair: none is missed, none comes twice, none that is cut is
     called whole, and an interval states what a list says."""
     tokens, kind = tokens_of(length, length // 9), kind_of(mask)
-    kept, gpus = blocks64.pairs(mask, tokens), (9.0,) if length > 4000 else (8.0, 9.0)
+    kept, gpus = blocks64.pairs(mask, tokens), (9.0,) if length > 4000 else (8.0, 9.0, 10.0)
     if length == 1024:
         monkeypatch.setattr(lists, "_PAIRS", 64)  # some tiles at a time, as in rows of a million tokens
     of_triton = {(tile.queries, tile.keys) for of in TABLE for gpu in gpus for tile in triton_tiles(*of, gpu, kind)}
-    hopper = [mosaic_tiles(*widths, kind) for widths in TABLE]
+    hopper = [mosaic_tiles(*widths) for widths in TABLE]
     of_mosaic = {(128, tiles.forward.keys) for tiles in hopper} | {
         (128, tiles.query_gradients.keys) for tiles in hopper
     }

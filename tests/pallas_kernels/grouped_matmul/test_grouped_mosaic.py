@@ -79,7 +79,7 @@ def test_compiled_kernels_spill_nothing_and_have_two_products_in_flight(shape: t
         machine_code.check(kernel)
         assert kernel["wgmma"] > 0 and kernel["tma"] > 0, kernel
         assert kernel["waits"] == [0, 1], "a product is waited for when the next is under way, and the last at the end"
-        assert kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
+        assert kernel["setmaxnreg"] == [*REGISTERS], kernel
 
 
 @pytest.mark.parametrize("processors", [78, 114])

@@ -1,4 +1,4 @@
-"""The Triton kernels of the grouped matmul in Pallas' interpreter against float64, and compiled for H100s and A100s."""
+"""The grouped matmul's Triton kernels in Pallas' interpreter against float64; compiled for A100s, H100s, B200s."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ def test_kernels_are_as_near_to_float64_as_plain_jax(
     assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True)), "the same bits every time"
 
 
-INSTRUCTION = {"a100-80": "mma", "h100": "wgmma"}
+INSTRUCTION = {"a100-80": "mma", "h100": "wgmma", "b200": "tcgen05"}
 SHAPES = {
     "DeepSeek-V3": (32768, 32, 7168, 2048),
     "Qwen3-30B-A3B": (16384, 16, 2048, 768),

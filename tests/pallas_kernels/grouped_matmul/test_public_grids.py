@@ -1,9 +1,10 @@
-"""The kinds of cases that JAX's and tokamax' tests of ragged products have, in Pallas' interpreter against float64.
+"""The kinds of cases that JAX's and tokamax' tests of ragged products have, against float64: by Triton's kernels in
+Pallas' interpreter, by Mosaic's in its simulator.
 
 JAX's are of `tests/pallas/mgpu_ragged_dot_test.py`, of a hundredth of the rows; tokamax' of
 `tokamax/_src/ops/ragged_dot/test_base.py`, as large as there. Each has all three products, of which those tests have
 one or two. Left out is what `grouped_matmul` has no argument for: float32 operands, a dtype of the result of its own,
-and quantised operands, which `grouped_tiled_matmul` has.
+and quantised operands, which `grouped_tiled_matmul` has. Mosaic's sides are rounded up to multiples of 64.
 """
 
 from functools import partial
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.pallas_kernels.attention.mosaic.simulator import REPORTED
 from tests.pallas_kernels.grouped_matmul.grouped64 import arrays, by, expected, worst
 
 
@@ -45,16 +47,23 @@ CASES = {
 }
 
 interpreted = jax.jit(partial(by, "triton", interpret=True))
+KERNELS = {"triton": (1, interpreted), "mosaic": (64, partial(by, "mosaic", interpret=True))}
+"""What sides are multiples of, and the products."""
 plain = jax.jit(partial(by, "xla"))
 
 
-@pytest.mark.matrix(quick=("tokamax: padded",), ci=2)
+@pytest.mark.matrix(quick=("triton-tokamax: padded",), ci=2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_case_of_a_public_grid_is_as_near_to_float64_as_plain_jax(case: Case) -> None:
-    sizes = case.sizes()
-    given = arrays(case.rows, case.groups, case.k, case.n, case.dtype)
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_case_of_a_public_grid_is_as_near_to_float64_as_plain_jax(
+    kernels: str, case: Case, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes, (multiple, products) = case.sizes(), KERNELS[kernels]
+    k, n = (-(-side // multiple) * multiple for side in (case.k, case.n))
+    given = arrays(case.rows, case.groups, k, n, case.dtype)
     wanted = expected(*given, sizes)
-    assert worst(interpreted(*given, sizes), wanted) <= 2 * worst(plain(*given, sizes), wanted)
+    assert worst(products(*given, sizes), wanted) <= 2 * worst(plain(*given, sizes), wanted)
+    assert REPORTED not in capfd.readouterr().out
 
 
 @pytest.mark.long

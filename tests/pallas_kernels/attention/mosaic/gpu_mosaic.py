@@ -9,9 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.attention import MaskInputs, Settings, compute_delta
-from pallas_kernels.attention.kinds import kind_of
-from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward
-from pallas_kernels.attention.mosaic.tiles import others, tiles
+from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS
 from pallas_kernels.masks import Mask
 from tests.gpu_compile import h100s
 from tests.pallas_kernels.mosaic_compile import compiled_kernels
@@ -33,25 +31,19 @@ def kernels(
     exact: bool = False,
     dtype: str = "bfloat16",
     heads: int = 8,
-    other: int | None = None,
 ) -> dict[str, Any]:
     """What ptxas reports of each kernel of attention with gradients, also of its log-sum-exp, in a `shard_map` over 8.
 
-    `exact` asks for results in float32, as a ring does, whose steps call forward and backward themselves. `other` is
-    the place of a forward that the tables list beside the entry, which then is compiled.
+    `exact` asks for results in float32, as a ring does, whose steps call forward and backward themselves.
     """
     mesh = Mesh(np.array(h100s("1x1x8")).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
     by_heads, rows = PartitionSpec("batch", None, "heads"), PartitionSpec("batch")
     settings = Settings(MASKS[mask], width**-0.5, softcap)
     chosen = DETERMINISTIC_KERNELS if deterministic else KERNELS
-    form = width, value_width, kind_of(settings.mask)
-    changed = None if other is None else tiles(*form)._replace(forward=others(*form)[other])
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
         indices = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
         tokens = MaskInputs(indices, indices, segments, segments, segments[:, 0] if settings.mask.prefix else None)
-        if other is not None:
-            return forward(settings, q, k, v, tokens, tiles=changed)
         if exact:
             out, lse = chosen.forward(settings, q, k, v, tokens)
             delta = compute_delta(out, out, lse, lse)

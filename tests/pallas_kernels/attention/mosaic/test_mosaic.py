@@ -7,7 +7,6 @@ gets.
 """
 
 import itertools
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -18,11 +17,9 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels.attention import MaskInputs, Settings, compute_delta, reference
-from pallas_kernels.attention.kinds import KINDS, kind_of
 from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, matmuls, refusal
 from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
-from pallas_kernels.attention.mosaic.forward import ForwardTiles
-from pallas_kernels.attention.mosaic.tiles import TABLE, others
+from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
@@ -77,27 +74,6 @@ LONG = {
 }
 
 
-CUT = {"causal": Mask(), "packed": Mask(segmented=True), "window": Mask(window=60)}
-"""Of each kind of masks that cut blocks one; the tables list the same for all of these kinds."""
-
-
-def _listed() -> dict[str, tuple[Case, ForwardTiles]]:
-    """All forwards that the tables list beside an entry, each under one mask that it is listed for."""
-    forwards = {}
-    for start, widths in enumerate(TABLE):
-        of_cut, of_full = (others(*widths, kind) for kind in ("causal", "full"))
-        kinds = itertools.islice(itertools.cycle(CUT), start, None)
-        listed = [(kind, CUT[kind], tiles) for tiles, kind in zip(of_cut, kinds, strict=False)]
-        listed += [("full", Mask(causal=False), tiles) for tiles in of_full if tiles not in of_cut]
-        for kind, mask, tiles in listed:
-            case = Case(mask, 290, 2 if widths == (64, 64) else 1, 1, widths, neighbours=kind == "window")
-            forwards[f"{widths[0]} {kind} {tiles.queries}x{tiles.keys}"] = case, tiles
-    return forwards
-
-
-FORWARDS = _listed()
-
-
 @pytest.fixture(autouse=True)
 def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the cases do, one consumer still reads the keys of a tile when the other is long done with them."""
@@ -148,27 +124,6 @@ def check(case: Case, tokens: Tokens, capfd: pytest.CaptureFixture[str]) -> None
     assert REPORTED not in capfd.readouterr().out
 
 
-@pytest.mark.matrix(quick=("64 packed 192x64",), ci=2)
-@pytest.mark.parametrize(("case", "tiles"), FORWARDS.values(), ids=FORWARDS)
-def test_forwards_that_the_tables_only_list_are_too(
-    case: Case, tiles: ForwardTiles, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tokens = tokens_of(case)
-    inputs, options = random_inputs(case, tokens), Settings(case.mask, case.widths[0] ** -0.5, case.softcap)
-    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
-    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
-    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
-    entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)._replace(forward=tiles)
-    simulated = partial(forward, replace(options, neighbours=case.neighbours, interpret=True), tiles=entry)
-    expected = {name: expected[name] for name in ("out", "lse")}
-    found, plain = (
-        worst(dict(zip(("out", "lse"), jax.jit(run)(*(inputs[x] for x in "qkv"), named), strict=True)), expected)
-        for run in (simulated, partial(reference.KERNELS.forward, options))
-    )
-    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
-    assert REPORTED not in capfd.readouterr().out
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(
@@ -184,12 +139,12 @@ def test_so_are_they_for_more_lengths_widths_and_masks(case: Case, capfd: pytest
 
 
 def test_every_entry_of_the_tables_is_simulated() -> None:
-    """Under each kind of mask, with a soft-cap and without, and those of the deterministic kernels."""
+    """With a soft-cap and without, and those of the deterministic kernels."""
     entries, simulated = set(), set()
-    for widths, kind, softcap in itertools.product(TABLE, KINDS, (None, 2.0)):
-        entries |= {(widths, *item) for item in table_tiles(*widths, kind, softcap)._asdict().items()}
+    for widths, softcap in itertools.product(TABLE, (None, 2.0)):
+        entries |= {(widths, *item) for item in table_tiles(*widths, softcap)._asdict().items()}
     for case in [*CASES.values(), *LONG.values()]:
-        entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)
+        entry = table_tiles(*case.widths, case.softcap)
         of_one_kernel = entry.fused is not None and not case.deterministic
         used = {"forward", "fused"} if of_one_kernel else {"forward", "query_gradients", "key_gradients"}
         simulated |= {(case.widths, *item) for item in entry._asdict().items() if item[0] in used or item[1] is None}

@@ -4,9 +4,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pallas_kernels.attention.kinds import KINDS
-from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
-from pallas_kernels.attention.mosaic.tiles import TABLE, Tiles, others, tiles
+from pallas_kernels.attention.mosaic.schedule import REGISTERS
+from pallas_kernels.attention.mosaic.tiles import TABLE, Tiles, tiles
 from tests.gpu_compile import in_child
 from tests.pallas_kernels import machine_code
 
@@ -35,7 +34,6 @@ OTHERS = [
     Configuration((256, 256), "packed-window", 30.0, exact=True),
     *(Configuration(widths, "causal") for widths in TABLE if widths != (128, 128)),
     *(Configuration(widths, "full") for widths in TABLE),
-    Configuration((64, 64), "full", 30.0),
     *(Configuration(widths, "packed-window") for widths in TABLE if widths != (128, 128)),
     *(Configuration(widths, "packed-window", deterministic=True) for widths in ((64, 64), (96, 96), (192, 128))),
     *(Configuration(widths, "packed-window", 30.0, deterministic=True) for widths in ((64, 64), (96, 96))),
@@ -62,8 +60,7 @@ def check(configuration: Configuration, found: dict[str, Any]) -> None:
         ]
         backward = compiled_kernel["name"] == "attention_key_gradients"  # whose second wait leaves dV under way
         assert len(compiled_kernel["beside"]) == len(pairs) * (1 + backward), compiled_kernel
-        consumers = _entry(configuration).forward.consumers if "forward" in compiled_kernel["name"] else CONSUMERS
-        assert compiled_kernel["setmaxnreg"] == [*REGISTERS[consumers]], compiled_kernel
+        assert compiled_kernel["setmaxnreg"] == [*REGISTERS], compiled_kernel
         assert (compiled_kernel["reduce"] > 0) == (fused and compiled_kernel["name"] == "attention_key_gradients"), (
             compiled_kernel
         )
@@ -114,8 +111,7 @@ def _scores(configuration: Configuration, name: str) -> int:
 
 
 def _entry(configuration: Configuration) -> Tiles:
-    kind = "full" if configuration.mask == "full" else "packed"
-    return tiles(*configuration.widths, kind, configuration.softcap)
+    return tiles(*configuration.widths, configuration.softcap)
 
 
 def _name(configuration: Configuration) -> str:
@@ -133,7 +129,7 @@ def test_kernels_use_tensor_cores_and_tma_and_spill_nothing(configuration: Confi
 
 def test_two_products_are_in_flight_wherever_registers_hold_them() -> None:
     """The widths and soft-caps that the table excepts, which spill."""
-    forms = {(widths, cap): tiles(*widths, "packed", cap) for widths in TABLE for cap in (None, 30.0)}
+    forms = {(widths, cap): tiles(*widths, cap) for widths in TABLE for cap in (None, 30.0)}
     forwards = {form: entry.forward.overlapped for form, entry in forms.items()}
     assert {form for form, blocks in forwards.items() if blocks == "none"} == {
         ((256, 256), cap) for cap in (None, 30.0)
@@ -145,39 +141,10 @@ def test_two_products_are_in_flight_wherever_registers_hold_them() -> None:
 
 
 def test_every_entry_is_compiled() -> None:
-    """Under each kind of mask, with a soft-cap and without, and what is the same bits in every run."""
-    forms = [(widths, kind, cap) for widths in TABLE for kind in KINDS for cap in (None, 30.0)]
+    """With a soft-cap and without, and what is the same bits in every run."""
     compiled = [DEFAULT, *OTHERS]
-    assert {(one[0], tiles(*one[0], *one[1:])) for one in forms} == {(one.widths, _entry(one)) for one in compiled}
+    entries = {(widths, tiles(*widths, cap)) for widths in TABLE for cap in (None, 30.0)}
+    assert entries == {(one.widths, _entry(one)) for one in compiled}
     assert {one.widths for one in compiled if one.softcap} == set(TABLE)
     apart = {widths for widths, entry in TABLE.items() if entry.fused is not None}
     assert {one.widths for one in compiled if one.deterministic} == apart
-
-
-OTHERS_LISTED = [
-    (widths, mask, place)
-    for widths in TABLE
-    for mask, kind in (("packed-window", "packed"), ("full", "full"))
-    for place in range(len(others(*widths, kind)))
-]
-
-
-@pytest.mark.matrix(quick=("64 packed-window forward 0",), ci=2)
-@pytest.mark.parametrize(
-    ("widths", "mask", "place"),
-    OTHERS_LISTED,
-    ids=[f"{sizes[0]} {mask} forward {n}" for sizes, mask, n in OTHERS_LISTED],
-)
-def test_what_is_listed_beside_the_entries_spills_nothing_either(
-    widths: tuple[int, int], mask: str, place: int
-) -> None:
-    arguments = [[*widths, mask, None, False, False, "bfloat16", 8, place]]
-    [found] = in_child("tests.pallas_kernels.attention.mosaic.gpu_mosaic:all_of", arguments)
-    entry = others(*widths, "full" if mask == "full" else "packed")[place]
-    [kernel] = (one for one in found["kernels"] if one["name"] == "attention_forward")
-    assert max(found["shared"]) <= SHARED
-    machine_code.check(kernel)
-    assert kernel["waits"].count(1) == {"all": 2, "whole": 1}[entry.overlapped], kernel
-    assert all(count >= entry.keys * 64 // 128 for count in kernel["beside"]), kernel
-    assert kernel["setmaxnreg"] == [*REGISTERS[entry.consumers]], kernel
-    assert kernel["registers"] * 128 * (entry.consumers + 1) <= 65536, kernel

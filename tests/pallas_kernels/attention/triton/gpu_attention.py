@@ -23,7 +23,7 @@ from pallas_kernels.masks import Mask
 from tests.gpu_compile import QUICKLY
 from tests.pallas_kernels import machine_code
 
-ARCHITECTURES = {"a100-80": "sm_80", "h100": "sm_90a"}
+ARCHITECTURES = {"a100-80": "sm_80", "h100": "sm_90a", "b200": "sm_100a"}
 
 
 def ptxas() -> str:
@@ -83,5 +83,6 @@ def described(ptx: Path, gpu: str) -> tuple[str, dict[str, Any]]:
         "serialized": printed.count("wgmma.mma_async instructions are serialized"),
         "mma": text.count("mma.sync"),
         "wgmma": text.count("wgmma.mma_async"),
+        "tcgen05": text.count("tcgen05.mma"),
         "waits": machine_code.waits(text),
     } | machine_code.described(machine_code.disassembled(cubin))

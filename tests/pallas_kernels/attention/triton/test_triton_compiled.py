@@ -6,10 +6,11 @@ from pallas_kernels.attention.triton.tiles import AMPERE, AMPERE_SHORT
 from tests.gpu_compile import in_child
 from tests.pallas_kernels import machine_code
 
-INSTRUCTION = {"a100-80": "mma", "h100": "wgmma"}
+INSTRUCTION = {"a100-80": "mma", "h100": "wgmma", "b200": "tcgen05"}
 PACKED = [(*widths, "packed") for widths in AMPERE]
 FORMS = {
     "h100": [*PACKED, (128, 128, "packed, in lists")],
+    "b200": [*PACKED, (128, 128, "packed, in lists")],
     "a100-80": [*PACKED, *((*widths, "causal") for widths in AMPERE_SHORT)],
 }
 """Each entry of the tables, with intervals of blocks."""
