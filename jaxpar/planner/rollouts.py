@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from jaxpar.compiler.compile import is_reinforcement, share_of_hosts, training_part
 from jaxpar.compiler.report.screen import print_lines, table
+from jaxpar.compiler.shares import is_reinforcement, share_of_hosts, training_part
 from jaxpar.config import Config, UserError
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxpar.compiler.compile import share_of_hosts, training_part
+from jaxpar.compiler.shares import share_of_hosts, training_part
 from jaxpar.config import Config, ParallelConfig, load_config, with_overrides
 from jaxpar.cost.layout import Layout
 from jaxpar.inspect import _print_answers
