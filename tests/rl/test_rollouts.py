@@ -137,7 +137,7 @@ def test_rewards_are_reported_by_the_source_of_their_prompts():
     assert metrics["drawn_tokens_per_second"] == 4 and metrics["sampler_wait_seconds"] == 0.5
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
 def test_the_shipped_configuration_learns(tmp_path: Path):
     """First the length of answers; three seeds had a reward of about 0.3 after 100 of its 1,600 steps."""
     run = RolloutRun("configs/grpo_digits.yaml", overrides=[f"run.dir={tmp_path}"], devices=jax.devices()[:1])
