@@ -29,7 +29,6 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.xla_flags import check_flags, run_flags
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
-from jaxpar.pages.units import plural
 
 DEFAULT_CACHE = Path("~/.cache/jaxpar/compiled").expanduser()
 
@@ -64,30 +63,6 @@ def with_known_vocab(config: Config) -> Config:
     codec = DATA_SOURCES[config.data.source].codec  # reads no text
     data = implementation(codec)(config.data) if codec else open_data(config.data, vocab=None, seed=config.run.seed)
     return with_vocab(config, data.vocab)
-
-
-def is_reinforcement(config: Config) -> bool:
-    """Whether a run draws answers and learns from them."""
-    return config.data.source == "prompts"
-
-
-def training_part(config: Config, cluster: Cluster) -> Cluster:
-    """The devices of a cluster that train: those that `rl.sampler.devices` leaves. Raises `UserError`."""
-    taken = config.rl.sampler.devices
-    return cluster if taken is None else part_of(cluster, cluster.devices - taken)
-
-
-def part_of(cluster: Cluster, devices: int) -> Cluster:
-    """A part of a cluster with a number of devices: of one host, or of several full hosts. Raises `UserError`."""
-    group, *others = cluster.groups
-    each = min(devices, cluster.gpus_per_host)
-    if devices < 1 or devices % each or others:
-        raise UserError(
-            f"rl.sampler.devices: {devices} of {plural(cluster.devices, 'device')} would be one side; expected whole "
-            f"hosts of {cluster.gpus_per_host}, or a share of one host, of a single kind"
-        )
-    groups = (replace(group, hosts=devices // each),)
-    return replace(cluster, name=f"{devices} GPUs", groups=groups, gpus_per_host=each)
 
 
 def compile_step(

@@ -86,6 +86,8 @@ class LossEntry:
     reads `loss.reference`."""
     rewards: bool = False
     """Whether it is of answers that the model draws, and their rewards."""
+    judged: bool = True
+    """Whether its value says how well the model does: that of rewards is about 0 whatever the model learns."""
     rows: str = ""
     """`module:function` of configuration, data and the model of `loss.reference`, to the data whose rows have the
     fields that it reads; empty where they have them."""
@@ -128,7 +130,7 @@ OBJECTIVES: dict[str, LossEntry] = {
     ),
     **dict.fromkeys(
         ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "rloo"),
-        LossEntry("jaxpar.objectives.policy:PolicyGradient", ("reference", "policy"), rewards=True),
+        LossEntry("jaxpar.objectives.policy:PolicyGradient", ("reference", "policy"), rewards=True, judged=False),
     ),
 }
 """Values of `loss.name`."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from jaxpar.compiler.compile import is_reinforcement, part_of, training_part
 from jaxpar.compiler.report.screen import print_lines, table
+from jaxpar.compiler.shares import is_reinforcement, share_of_hosts, training_part
 from jaxpar.config import Config, UserError
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig
@@ -80,8 +80,9 @@ class Split:
         """The settings of it, for a configuration with this `rl.mode`."""
         layout, asked = self.drawing.layout, [f"rl.sampler.devices={self.sampler}"] if self.sampler else []
         if self.copies != TURNS:
-            sizes = {axis: getattr(layout, axis) for axis in ("tensor", "expert", "context")}
-            asked += [f"rl.sampler.{axis}={ranks}" for axis, ranks in sizes.items() if ranks > 1 or axis == "tensor"]
+            sizes = {axis: getattr(layout, axis) for axis in ("fsdp", "expert", "context", "tensor")}
+            # Written though it is 1: a sampler without any size draws in the layout of the step.
+            asked += [f"rl.sampler.{axis}={ranks}" for axis, ranks in sizes.items() if ranks > 1 or axis == "fsdp"]
         if self.sampler and mode != "sync":
             return asked
         return [*asked, f"rl.mode={'one_step_off' if self.sampler else 'sync'}"]
@@ -117,9 +118,9 @@ def splits(config: Config, cluster: Cluster, search: Search, trained: Planned) -
     taken = config.rl.sampler.devices
     ways = [] if taken is not None else _in_turns(config, search, trained)
     for devices in [taken] if taken is not None else _sampler_sizes(cluster):
-        left = trained if taken is not None else search.on(part_of(cluster, cluster.devices - devices)).first()
+        left = trained if taken is not None else search.on(share_of_hosts(cluster, cluster.devices - devices)).first()
         if left is not None:
-            ways += _apart(config, search, left, part_of(cluster, devices))
+            ways += _apart(config, search, left, share_of_hosts(cluster, devices))
     return sorted(_checked(ways, config), key=lambda one: (not one.fits, one.seconds))
 
 
@@ -133,7 +134,7 @@ def of_run(config: Config, cluster: Cluster) -> list[Split]:
     trained = Planned(config, plan, training, candidate, search.usable)
     if config.rl.sampler.devices is None:
         return _checked(_in_turns(config, search, trained)[:1], config)
-    return _checked(_apart(config, search, trained, part_of(cluster, config.rl.sampler.devices)), config)
+    return _checked(_apart(config, search, trained, share_of_hosts(cluster, config.rl.sampler.devices)), config)
 
 
 def _checked(ways: list[Split], config: Config) -> list[Split]:
@@ -168,7 +169,8 @@ def print_splits(ways: Sequence[Split], mode: str, console: Console) -> None:
     texts += [] if all(one.fits for one in ways) else ["* more than may be planned for on a GPU"]
     texts += ["Predicted for answers of the greatest length, without what the host does between two tokens."]
     if len(ways) > 1:
-        texts.append(f"The least time that fits: {' '.join(f'--set {one}' for one in best.settings(mode))}")
+        how = "planned again with" if best.sampler else "with"
+        texts.append(f"The least time that fits, {how} {' '.join(f'--set {one}' for one in best.settings(mode))}")
     print_lines(console, *texts, style="dim")
 
 
@@ -230,8 +232,7 @@ def _drawer(config: Config, search: Search, cluster: Cluster) -> Drawer:
 
 
 def _sampler_sizes(cluster: Cluster) -> Iterator[int]:
-    """Devices that a sampler may have: cluster hosts, or a share of a single one."""
-    unit = cluster.gpus_per_host if cluster.hosts > 1 else 1
-    every = [unit * devices for devices in range(1, cluster.devices // unit)]
+    """Devices that a sampler may have: as many of each host."""
+    every = [cluster.hosts * devices for devices in range(1, cluster.gpus_per_host)]
     stride = -(-len(every) // SPLITS) if every else 1
     yield from every[stride - 1 :: stride]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -33,13 +32,6 @@ def _digits() -> list[dict[str, str]]:
             text = "".join(map(str, digits))
             records.append({"prompt": f"{text[:2]}:{most},{n}=", "answer": text[2:]})
     return records
-
-
-def _reverse() -> list[dict[str, str]]:
-    """`abc=`: the letters in reverse order."""
-    draw, letters = np.random.default_rng(0), list(ascii_lowercase[:8])
-    words = {"".join(draw.choice(letters, size)): None for size in draw.integers(1, 7, 4000)}
-    return [{"prompt": f"{word}=", "answer": word[::-1]} for word in words]
 
 
 NAMES = ("Ada", "Amir", "Bela", "Chen", "Dora", "Emil", "Fay", "Hana", "Igor", "Joan", "Kofi", "Lea", "Mia", "Omar",
@@ -76,7 +68,6 @@ def _guess() -> list[dict[str, Any]]:
 
 TASKS: dict[str, Task] = {
     "digits": Task(_digits, "0123456789:,="),
-    "reverse": Task(_reverse, ascii_lowercase[:8] + "="),
     "guess": Task(_guess, "123456789<>?", rewards=()),
     "json": Task(_people, rewards=("json_fields", "json_length", "think")),
 }

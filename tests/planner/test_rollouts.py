@@ -2,15 +2,17 @@
 
 from argparse import Namespace
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jaxpar.compiler.compile import part_of, training_part
-from jaxpar.config import Config, ParallelConfig, load_config
+from jaxpar.compiler.shares import share_of_hosts, training_part
+from jaxpar.config import Config, ParallelConfig, load_config, with_overrides
 from jaxpar.cost.layout import Layout
 from jaxpar.inspect import _print_answers
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.checks.validate import validate
 from jaxpar.pages.units import seconds, size
 from jaxpar.planner.drawing import Drawer
 from jaxpar.planner.machine import named_cluster
@@ -19,6 +21,7 @@ from jaxpar.planner.rollouts import draws_here, of_run, splits
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.step_time.common import Common
+from jaxpar.rl.sampling.sampler import split_devices
 from tests.sentences import refused
 
 BANDWIDTH = 3.35e12 * 0.73
@@ -106,12 +109,35 @@ def test_the_devices_are_split_where_both_sides_take_as_long():
     assert any(setting.startswith("rl.sampler.devices=") for one in found for setting in one.settings("sync"))
 
 
-def test_devices_of_a_sampler_are_whole_hosts_or_a_share_of_one():
+def test_devices_of_a_sampler_are_as_many_of_each_host():
     config = config_of(**{"sampler.devices": 8})
-    assert training_part(config, named_cluster("h100:4x8")).devices == 24
-    assert part_of(named_cluster("h100:1x8"), 3).devices == 3
-    with refused("rl.sampler.devices", "whole hosts of 8"):
-        part_of(named_cluster("h100:4x8"), 12)
+    left = training_part(config, named_cluster("h100:4x8"))
+    assert (left.hosts, left.gpus_per_host) == (4, 6)
+    assert share_of_hosts(named_cluster("h100:1x8"), 3).devices == 3
+    for devices in (10, 32):
+        with refused("rl.sampler.devices", "as many of each of 4 hosts"):
+            share_of_hosts(named_cluster("h100:4x8"), devices)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cluster", ["h100:1x4", "h100:2x2"])
+def test_a_run_with_the_settings_of_a_split_takes_its_time(cluster: str):
+    """It has the layouts that were timed, on devices that the processes of the hosts share."""
+    where = named_cluster(cluster)
+    config = planned_config(config_of())
+    search = Search(Space(config, where))
+    found = splits(config, where, search, search.best(1)[0])
+    assert {0} < {one.sampler for one in found} and any(one.copies == 2 for one in found)
+    devices: list[Any] = [SimpleNamespace(process_index=at // where.gpus_per_host) for at in range(where.devices)]
+    for one in found:
+        asked = with_overrides(one.trained.config, one.settings("sync"))
+        validate(asked)
+        (again,) = of_run(asked, where)
+        assert (again.sampler, again.copies, again.drawing.layout) == (one.sampler, one.copies, one.drawing.layout)
+        assert again.seconds == pytest.approx(one.seconds, rel=1e-3)
+        trainers, samplers = split_devices(asked, devices)
+        assert (len(trainers), len(samplers)) == (one.trained.cluster.devices, one.sampler)
+        assert {one.process_index for one in trainers} == set(range(where.hosts))
 
 
 @pytest.mark.long

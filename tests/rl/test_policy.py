@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxpar.mesh.parameters import merge
 from jaxpar.objectives.policy import TOKENS, Drawn, _sums
 from jaxpar.rl.advantages import advantages, overlong_penalty, token_weights
 from tests.given_weights import state_with
+from tests.gpu_compile import in_child
 from tests.reference import decoder64
 from tests.reference.small import random_weights
 from tests.rl.policy64 import answer_loss
@@ -141,10 +142,19 @@ def text_of(rng: np.random.Generator, rows: int = ROWS, length: int = LENGTH) ->
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "indices": indices, "examples": np.arange(rows)}
 
 
-@pytest.mark.matrix(quick=("one device-gspo", "split-gspo"), ci=2)
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
+class Case(NamedTuple):
+    """A step under a preset, and what it is to give."""
+
+    run: SmallRun
+    weights: Any
+    batch: dict[str, np.ndarray]
+    loss: float
+    gradients: Any
+    entropy: float
+
+
+def case_of(layout: str, name: str) -> Case:
+    """A preset on a layout, by float64."""
     temperature, cap = (1.5, 2.0) if name == "aipo" else (1.0, None)
     config = of_answers(name, PolicyConfig(kl="k3"), **{"model": {"layers": 2, "logit_softcap": cap}} | LAYOUTS[layout])
     run = SmallRun(replace(config, rl=replace(config.rl, temperature=temperature)))
@@ -162,13 +172,29 @@ def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
     capped = options | {"logit_softcap": None if cap is None else cap / temperature}
     gradients = decoder64.weighted_gradients(tempered, capped, batch, -slope / tokens)
     gradients = gradients | {"head": {"weight": gradients["head"]["weight"] / temperature}}
+    given = run.by_row(weights) if run.config.parallel.pipe > 1 else weights
+    return Case(run, given, batch, wanted / tokens, gradients, -p.sum() / tokens)
 
-    state = state_with(run.step, run.by_row(weights) if run.config.parallel.pipe > 1 else weights)
-    placed = run.place(batch)
+
+@pytest.mark.matrix(quick=("one device-gspo", "split-gspo"), ci=2)
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
+    case = case_of(layout, name)
+    run, state, placed = case.run, state_with(case.run.step, case.weights), case.run.place(case.batch)
     loss, found = run.step.gradients(state, placed)
-    assert_close(loss, wanted / tokens, run.by_layer(found), gradients)
+    assert_close(loss, case.loss, run.by_layer(found), case.gradients)
     sums, count = run.step.evaluate(merge(state.frozen, run.step.residency.readable(state.master)), placed)
-    assert float(sums["entropy"]) / float(count) == pytest.approx(-p.sum() / tokens, rel=TOLERANCE)
+    assert float(sums["entropy"]) / float(count) == pytest.approx(case.entropy, rel=TOLERANCE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["grpo", "gspo", "aipo"])
+@pytest.mark.parametrize("layout", ["split", "stages"])
+def test_with_64_bits_a_step_has_the_loss_and_gradients_by_hand(layout: str, name: str):
+    """On meshes that split a row, and on stages."""
+    loss, gradients = in_child("tests.rl.wide64:step_gaps", layout, name)
+    assert loss <= 1e-6 and gradients <= 1e-6
 
 
 def test_the_first_update_from_answers_has_a_ratio_of_one():

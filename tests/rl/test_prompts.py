@@ -86,7 +86,7 @@ def test_prompts_may_be_at_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JAXPAR_CACHE", str(tmp_path))
     url = "memory://prompts/some.jsonl"
     store.write(url, b'{"prompt": "a"}\n{"prompt": "b"}\n')
-    assert read_records("reverse", url).validation == read_records(url, url).train == [{"prompt": "a"}, {"prompt": "b"}]
+    assert read_records("digits", url).validation == read_records(url, url).train == [{"prompt": "a"}, {"prompt": "b"}]
 
 
 def test_prompts_that_are_messages_are_rendered_by_the_template_of_the_tokenizer(tmp_path: Path):

@@ -137,7 +137,7 @@ def test_rewards_are_reported_by_the_source_of_their_prompts():
     assert metrics["drawn_tokens_per_second"] == 4 and metrics["sampler_wait_seconds"] == 0.5
 
 
-@pytest.mark.long
+@pytest.mark.long(always=True)
 def test_the_shipped_configuration_learns(tmp_path: Path):
     """First the length of answers; three seeds had a reward of about 0.3 after 100 of its 1,600 steps."""
     run = RolloutRun("configs/grpo_digits.yaml", overrides=[f"run.dir={tmp_path}"], devices=jax.devices()[:1])
@@ -251,6 +251,6 @@ def test_what_runs_beside_the_steps_ends_with_the_loop(tmp_path: Path):
     run = trainer._run
     assert isinstance(run, RolloutRun) and run.conversations is not None
     trainer.fit([])
-    workers = [run.conversations._worker, *(one._worker for one in run.rewarder.processes)]
+    workers = [run.conversations._worker, *(one._worker for each in run.rewarder.processes.values() for one in each)]
     assert len(workers) == 2 and all(one._process.poll() is not None for one in workers)
     assert [one.name for one in threading.enumerate() if one.name.startswith("sampler")] == []

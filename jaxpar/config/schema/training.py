@@ -130,7 +130,7 @@ class DataConfig:
     path: str | None = None
     """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`. For
     `source: stream` a file of JSON lines, Parquet or Arrow, a pattern, or a folder of such files. For
-    `source: prompts` or `demonstrations`: `digits`, `reverse`, `guess` or `json`, tasks that come with jaxpar; a file
+    `source: prompts` or `demonstrations`: `digits`, `guess` or `json`, tasks that come with jaxpar; a file
     of JSON lines, each with a `prompt` and columns for rewards; or `FILE.py:NAME`, a function that returns a list of
     such mappings: its code is run."""
     sources: dict[str, float] | None = field(default=None, hash=False)

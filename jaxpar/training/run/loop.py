@@ -280,8 +280,7 @@ class _Loop:
         self.monitor.step(number, turn)
         self.progress.counted(float(tokens), finite=bool(finite))
         if finite and tokens:
-            # A loss of rewards is about 0 whatever the model learns.
-            return None if OBJECTIVES[self.config.loss.name].rewards else self.monitor.loss(float(loss))
+            return self.monitor.loss(float(loss)) if OBJECTIVES[self.config.loss.name].judged else None
         if finite:
             self.monitor.empty(number)
             return None

@@ -85,9 +85,11 @@ class RunSetup:
             job = prepare_devices(self.needed_devices(config), config.distributed)
         _use_compile_cache(config.run.compile_cache)
         liveness.at("finding its devices")
-        devices = self.training_devices(config, find_devices() if devices is None else list(devices))
+        every = find_devices() if devices is None else list(devices)
+        devices = self.training_devices(config, every)
         if job is not None:
-            check_devices(job, fixed_devices(config.parallel), devices)
+            needed = fixed_devices(config.parallel)
+            check_devices(job, None if needed is None else needed + len(every) - len(devices), every)
         if plan is not None:
             check_plan_devices(plan, devices)
         liveness.at("opening its data", busy=True)
