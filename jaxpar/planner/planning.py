@@ -13,11 +13,10 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.config.strict_json import json_text
-from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout import plan_file
 from jaxpar.layout.checks.validate import validate
-from jaxpar.pages.units import count, plain, seconds
+from jaxpar.pages.units import seconds
 from jaxpar.planner.anchors import read_anchors
 from jaxpar.planner.islands import Offers, has_slow_link, of_plan, offers, print_offers
 from jaxpar.planner.machine import is_cpu, named_cluster
@@ -26,6 +25,7 @@ from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
 from jaxpar.planner.report.measured import asked_of, measured_words
+from jaxpar.planner.report.numbers import numbers, reached_lines, source_lines
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
@@ -134,8 +134,14 @@ class Planning:
             if lines:
                 print_lines(screen(), *lines, title=title)
         if self.show_model:
-            note = borrowed(search.cluster.gpu) if self.profile is None else None
-            print_lines(screen(), *model_lines(search.reached, note), title="What a GPU reaches")
+            found, gpu = numbers(), search.cluster.gpu
+            for title, lines in (
+                ("What a GPU reaches", reached_lines(search.reached, gpu)),
+                ("Assumed", source_lines(found, "assumed")),
+                ("From a source", source_lines(found, "cited", "measured", "counted")),
+                ("Limits and tolerances, which are in no time", source_lines(found, "chosen")),
+            ):
+                print_lines(screen(), *lines, title=title)
 
     def _print_written(self, cluster: Cluster) -> None:
         """Advice on the next step."""
@@ -207,12 +213,3 @@ def hosts_of_one_kind(text: str) -> Cluster:
     if len(cluster.groups) > 1:
         raise UserError(f"--cluster {text}: expected hosts of one kind, of which there may be any number")
     return cluster
-
-
-def model_lines(model: HardwareModel, note: str | None = None) -> list[str]:
-    """Every parameter of the time model, and a note about the GPU that they were fitted for, where it is another."""
-    lines = []
-    for name, value, unit, meaning in described(model):
-        shown, _, scaled = {"s": seconds, "1/s": count}.get(unit, plain)(value).partition(" ")
-        lines.append(f"{name:<24}{shown:>12} {scaled or unit:<32} {meaning}")
-    return [*lines, *filter(None, [note])]

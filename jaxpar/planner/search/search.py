@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, product, takewhile
+from typing import Annotated
 
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
@@ -29,6 +30,7 @@ from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.hardware.sources import chosen
 from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
@@ -49,9 +51,9 @@ type Node = Candidate | Callable[[], Iterator[Child]]
 type Child = tuple[float, Node]
 """A node and its lower bound."""
 
-NEAR = 1.05
+NEAR: Annotated[float, chosen("a tolerance")] = 1.05
 """Ratio to the best time up to which the order of further layouts is exact."""
-SURE = 1 - 1e-9
+SURE: Annotated[float, chosen("a tolerance")] = 1 - 1e-9
 """Bounds are lowered by this much, since sums of floats depend on their order."""
 
 
