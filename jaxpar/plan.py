@@ -14,7 +14,7 @@ from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, STRAGGLERS
 EXAMPLES = """\
 examples:
   python -m jaxpar.plan --config configs/llama3_8b.yaml --cluster h100:4x8 --top 5
-  python -m jaxpar.plan --config configs/gpt3_175b_32k.yaml --cluster h800:32x8 --fix tensor=8 --out plans.html
+  python -m jaxpar.plan --config configs/gpt3_175b_32k.yaml --cluster h800:32x8 --fix tensor=8
   python -m jaxpar.plan --config configs/quickstart.yaml --cluster cpu:1x8 && python -m jaxpar.train --plan plan.json
 
 other commands (each has --help):
@@ -27,10 +27,7 @@ other commands (each has --help):
 docs/predictions.md explains how times are predicted, and where they are wrong.
 """
 
-OUTPUTS = {
-    ".json": "the best plan, by default plan.json",
-    ".html": "a page of time against memory of all timed layouts",
-}
+OUTPUTS = {".json": "the best plan, by default plan.json"}
 
 JOBS = """\
 a file of jobs (hours from now; config is relative to the file):
@@ -58,7 +55,7 @@ def _plan(arguments: Sequence[str]) -> None:
     _load()
     from jaxpar.planner.planning import Planning
 
-    Planning(**options, output=files.get(".json", Planning.output), page=files.get(".html")).run()
+    Planning(**options, output=files.get(".json", Planning.output)).run()
 
 
 def _parser() -> Parser:

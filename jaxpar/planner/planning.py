@@ -26,7 +26,6 @@ from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
 from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.numbers import numbers, reached_lines, source_lines
-from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
 from jaxpar.planner.search.asked import parse_avoided, parse_fixed
@@ -49,7 +48,6 @@ class Planning:
     top: int = 5
     output: Path = Path("plan.json")
     json: bool = False
-    page: Path | None = None
     verify: bool = False
     show_model: bool = False
     profile: Path | None = None
@@ -82,8 +80,6 @@ class Planning:
             plans = [one.on(spread) for one in plans]
         plans, verified = self._verified(plans, search)
         plan_file.write(self.output, plans[0].file(self.cluster))
-        if self.page is not None:
-            write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
         shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
         islands = offers(asked, factor) if has_slow_link(asked) else None
         if self.json:
@@ -146,7 +142,6 @@ class Planning:
     def _print_written(self, cluster: Cluster) -> None:
         """Advice on the next step."""
         lines = [f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}"]
-        lines += [] if self.page is None else [f"Page: {self.page}"]
         checks = not (self.verify or is_cpu(cluster))
         lines += [f"Check it against the compiled program: {self.verifying}"] if checks else []
         print_lines(screen(), *lines)

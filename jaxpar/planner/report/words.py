@@ -14,7 +14,6 @@ from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import one_of, printable
 from jaxpar.cost.layout import Layout
 from jaxpar.memory.remat import nearest_preset
-from jaxpar.pages.render import Cell
 from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.search.asked import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
@@ -81,41 +80,33 @@ PARTS = {
 PINNED = "pinned, on the host"
 
 
-def columns(candidate: Candidate, index: int | None, batch: int, spread: Spread | None) -> dict[str, Cell]:
-    """The cells of a layout by the heads of their columns, for the terminal and for pages.
+def columns(candidate: Candidate, index: int, batch: int, spread: Spread | None) -> dict[str, str]:
+    """The cells of a layout by the heads of their columns.
 
     Args:
         candidate: the layout.
-        index: among the plans; None for others.
+        index: among the plans.
         batch: rows of a step.
         spread: of measured steps around predicted ones; None leaves the interval out.
     """
     layout, time = candidate.layout, candidate.time
-    number = lambda value: Cell(str(value), order=value)
-    interval = {}
-    if spread is not None:
-        interval[INTERVAL] = Cell(between(spread, candidate.seconds), order=spread.interval(candidate.seconds)[0])
+    interval = {} if spread is None else {INTERVAL: " to ".join(map(seconds, spread.interval(candidate.seconds)))}
     return {
-        "": Cell("", order=None) if index is None else number(index),
-        "mesh": Cell(axes(layout) + (f" {MARK}" if never_measured(layout) else "")),
-        "rows": number(layout.microbatch),
-        "µb": number(layout.microbatches(batch)),
-        "schedule": Cell(schedule(layout)),
-        "ZeRO": number(layout.zero),
-        "context": Cell(layout.context_strategy if layout.context > 1 else "-"),
-        "remat": Cell(remat(layout)),
-        "host": Cell(host(layout)),
-        "step": Cell(seconds(candidate.seconds), order=candidate.seconds),
+        "": str(index),
+        "mesh": axes(layout) + (f" {MARK}" if never_measured(layout) else ""),
+        "rows": str(layout.microbatch),
+        "µb": str(layout.microbatches(batch)),
+        "schedule": schedule(layout),
+        "ZeRO": str(layout.zero),
+        "context": layout.context_strategy if layout.context > 1 else "-",
+        "remat": remat(layout),
+        "host": host(layout),
+        "step": seconds(candidate.seconds),
         **interval,
-        "tokens/s/GPU": Cell(f"{time.tokens_per_s_per_gpu:,.0f}", order=time.tokens_per_s_per_gpu),
-        "MFU": Cell(percent(time.mfu), order=time.mfu),
-        "memory": Cell(size(candidate.memory.device), order=candidate.memory.device),
+        "tokens/s/GPU": f"{time.tokens_per_s_per_gpu:,.0f}",
+        "MFU": percent(time.mfu),
+        "memory": size(candidate.memory.device),
     }
-
-
-def between(spread: Spread, step: float) -> str:
-    """The interval of a step that is predicted to take so long."""
-    return " to ".join(map(seconds, spread.interval(step)))
 
 
 def axes(layout: Layout | AxisSizes) -> str:
