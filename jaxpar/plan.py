@@ -76,7 +76,7 @@ def _parser() -> Parser:
         action="store_true",
         help="compile the top layouts for the cluster's GPUs, and rank them by their programs",
     )
-    add("--show-model", action="store_true", help="print every number behind the times")
+    add("--show-model", action="store_true", help="print every number behind the times, and its source")
     add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
     words = "folder of a run on this cluster, which corrects times and intervals, as in runs/a; may be repeated"
     add("--measured", metavar="FOLDER", type=Path, action="append", default=[], help=words)

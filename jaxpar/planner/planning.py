@@ -76,6 +76,9 @@ class Planning:
         factor, placed = 1.0 if spread is None else spread.factor, len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
+        plans = search.measured_first(plans)
+        gain = words.gain(plans)
+        plans = plans[: self.top]
         if spread is not None:
             plans = [one.on(spread) for one in plans]
         plans, verified = self._verified(plans, search)
@@ -85,7 +88,7 @@ class Planning:
         if self.json:
             self._print_json(plans, verified, shared, islands)
             return
-        print_plans(plans, search.effort, screen())
+        print_plans(plans, search.effort, screen(), None if verified else gain)
         if shared:
             print_splits(shared, config.rl.mode, screen())
         if islands is not None:
@@ -198,8 +201,9 @@ def planned_config(config: Config) -> Config:
 
 
 def best_plan(config: Config, cluster: Cluster) -> Planned:
-    """The best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
-    return search_of(planned_config(config), cluster).best(1)[0]
+    """The first choice on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
+    search = search_of(planned_config(config), cluster)
+    return search.measured_first(search.best(1))[0]
 
 
 def hosts_of_one_kind(text: str) -> Cluster:
