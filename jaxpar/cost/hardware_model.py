@@ -1,5 +1,5 @@
 """The share of its datasheet that a GPU reaches: a dozen numbers per kind, the same for all systems that run on it; and
-limits of our kernels by bytes and operations of their steps (`pallas_kernels.bounds`)."""
+the limit of our grouped matmuls by bytes and operations of their steps (`pallas_kernels.bounds`)."""
 
 from __future__ import annotations
 
@@ -157,11 +157,3 @@ def grouped_limit(machine: Machine | None, columns: int, item: int) -> float:
     if machine is None or item > 2 or (item == 1 and machine.tensor_memory):
         return float("inf")
     return bounds.grouped(columns, machine) if item == 2 else bounds.tiled(columns, machine)
-
-
-@lru_cache(maxsize=1_000)
-def attention_limits(machine: Machine | None, kernels: str, widths: tuple[int, int], item: int) -> tuple[float, float]:
-    """FLOP/s at most of attention forward and backward; infinite where it is not our kernel of one backward launch."""
-    if machine is None or machine.tensor_memory or kernels != "mosaic" or item != 2:
-        return float("inf"), float("inf")
-    return bounds.attention(*widths, machine)

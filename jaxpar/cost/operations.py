@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated
 
-from jaxpar.cost.hardware_model import HardwareModel, attention_limits, machine_of
+from jaxpar.cost.hardware_model import HardwareModel, machine_of
 from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.sources import assumed, cited, counted
@@ -144,13 +144,11 @@ class Device:
         forward_columns = of_key + of_value
         backward_columns = (4 * of_key + 3 * of_value) if split else (3 * of_key + 2 * of_value)
 
-        limits = attention_limits(self.machine, kernels, (width, value_width), item)
-
         def of_query(keys: float, backward: bool) -> float:
             pairs = keys + ATTENTION_TILE / 2
             flops = 2.0 * (backward_columns if backward else forward_columns) * pairs
             exponentials = pairs * (2 if backward and split else 1)
-            return max(self.fused_attention(flops, exponentials, peak, kernels, backward), flops / limits[backward])
+            return self.fused_attention(flops, exponentials, peak, kernels, backward)
 
         def seconds(backward: bool) -> float:
             of_shape = partial(of_query, backward=backward)

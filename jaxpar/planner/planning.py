@@ -202,8 +202,7 @@ def planned_config(config: Config) -> Config:
 
 def best_plan(config: Config, cluster: Cluster) -> Planned:
     """The first choice on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
-    search = search_of(planned_config(config), cluster)
-    return search.measured_first(search.best(1))[0]
+    return search_of(planned_config(config), cluster).choice()
 
 
 def hosts_of_one_kind(text: str) -> Cluster:

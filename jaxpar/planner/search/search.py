@@ -160,11 +160,13 @@ class Search:
         except UserError:
             return None
 
-    def measured_first(self, plans: list[Planned]) -> list[Planned]:
-        """The best layout whose mechanisms published runs used, or `--fix` names, before `plans`, the best of all.
+    def choice(self) -> Planned:
+        """The layout that a user gets: the first of `measured_first`. Raises `UserError`."""
+        return self.measured_first(self.best(1))[0]
 
-        They stay as they are if their first is such a layout, if none fits, and on CPUs, of which no run is published.
-        """
+    def measured_first(self, plans: list[Planned]) -> list[Planned]:
+        """The best layout whose mechanisms published runs used, or `--fix` names, before `plans`, the best of all;
+        these as they are if their first is such a layout, if none fits, and on CPUs, of which no run is published."""
         mechanisms = NEVER_MEASURED - asked_for(self.space.fixed)
         known = [one for one in plans if mechanisms.isdisjoint(never_measured(one.candidate.layout))]
         if is_cpu(self.cluster) or known[:1] == plans[:1]:
