@@ -14,7 +14,7 @@ from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, STRAGGLERS
 EXAMPLES = """\
 examples:
   python -m jaxpar.plan --config configs/llama3_8b.yaml --cluster h100:4x8 --top 5
-  python -m jaxpar.plan --config configs/gpt3_175b_32k.yaml --cluster h800:32x8 --fix tensor=8 --out plans.html
+  python -m jaxpar.plan --config configs/gpt3_175b_32k.yaml --cluster h800:32x8 --fix tensor=8
   python -m jaxpar.plan --config configs/quickstart.yaml --cluster cpu:1x8 && python -m jaxpar.train --plan plan.json
 
 other commands (each has --help):
@@ -27,10 +27,7 @@ other commands (each has --help):
 docs/predictions.md explains how times are predicted, and where they are wrong.
 """
 
-OUTPUTS = {
-    ".json": "the best plan, by default plan.json",
-    ".html": "a page of time against memory of all timed layouts",
-}
+OUTPUTS = {".json": "the best plan, by default plan.json"}
 
 JOBS = """\
 a file of jobs (hours from now; config is relative to the file):
@@ -58,7 +55,7 @@ def _plan(arguments: Sequence[str]) -> None:
     _load()
     from jaxpar.planner.planning import Planning
 
-    Planning(**options, output=files.get(".json", Planning.output), page=files.get(".html")).run()
+    Planning(**options, output=files.get(".json", Planning.output)).run()
 
 
 def _parser() -> Parser:
@@ -79,7 +76,7 @@ def _parser() -> Parser:
         action="store_true",
         help="compile the top layouts for the cluster's GPUs, and rank them by their programs",
     )
-    add("--show-model", action="store_true", help="print every number behind the times")
+    add("--show-model", action="store_true", help="print every number behind the times, and its source")
     add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
     words = "folder of a run on this cluster, which corrects times and intervals, as in runs/a; may be repeated"
     add("--measured", metavar="FOLDER", type=Path, action="append", default=[], help=words)

@@ -65,18 +65,6 @@ def tiled(wide: int, machine: Machine) -> float:
     return bound(tiled_step(128 * pieces, pieces=pieces), machine)
 
 
-def attention(width: int, value_width: int, machine: Machine) -> tuple[float, float]:
-    """FLOP/s that a Hopper allows `mosaic` forward and, of five products in one launch, backward; infinite where the
-    widths have no tiles, or no such launch."""
-    tiles = TABLE.get((width, value_width))
-    if tiles is None:
-        return float("inf"), float("inf")
-    forward = bound(attention_forward_step(width, value_width, tiles.forward.keys), machine)
-    if tiles.fused is None:
-        return forward, float("inf")
-    return forward, bound(attention_backward_step(width, value_width, tiles.fused.queries), machine)
-
-
 def rows() -> list[Row]:
     """Every kernel, width and tile of the page."""
     lines = []

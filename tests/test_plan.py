@@ -41,7 +41,7 @@ def run_plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[in
 def test_json_is_a_list_with_the_best_first(folder: Path, capsys: pytest.CaptureFixture[str]):
     code, out, _ = run_plan(
         capsys, "--config", folder / "small.yaml", "--cluster", "h100:1x4", "--top", 3, "--json", "--out",
-        folder / "h100.json", "--set", "data.sequence_length=64", "--out", folder / "page.html",
+        folder / "h100.json", "--set", "data.sequence_length=64",
     )  # fmt: skip
     files: list[dict[str, Any]] = json.loads(out)
     found = [file["predicted"] for file in files]
@@ -52,9 +52,6 @@ def test_json_is_a_list_with_the_best_first(folder: Path, capsys: pytest.Capture
     assert sum(found[0]["breakdown"].values()) == pytest.approx(found[0]["step_time_s"])
     assert sum(found[0]["memory"].values()) == found[0]["peak_bytes"]
     assert json.loads((folder / "h100.json").read_text()) == files[0]
-    page = (folder / "page.html").read_text()
-    assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
-    assert "default-src &#39;none&#39;" in page.partition("<title>")[0]
 
 
 @pytest.mark.long

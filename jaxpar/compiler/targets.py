@@ -10,9 +10,11 @@ boost clock. The tensor cores of an H20 do a quarter of an H100's operations, an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.hardware.sources import cited
 
 CUDA = (12, 9)
 """Version of the CUDA toolkit whose ptxas compiles the kernels (extra `compile`)."""
@@ -39,7 +41,8 @@ class _Generation:
     """16-bit multiply-adds per scalar unit and clock."""
 
 
-_GENERATIONS = {
+XLA = cited("XLA's own descriptions, xla/backends/gpu/target_config/specs; others: deviceQuery, whitepapers")
+_GENERATIONS: Annotated[dict[tuple[int, int], _Generation], XLA] = {
     (7, 0): _Generation(64, 98304, 98304),
     (8, 0): _Generation(64, 167936, 166912),
     (8, 6): _Generation(128, 102400, 101376, 1536),
@@ -48,6 +51,7 @@ _GENERATIONS = {
     (10, 0): _Generation(128, 233472, 232448, accelerated=True),
     (12, 0): _Generation(128, 102400, 101376, 1536),
 }
+"""Multiprocessors by compute capability."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,11 @@ class _Chip:
     """bfloat16 multiply-adds per tensor core and clock."""
 
 
-_A100 = _Chip(41943040, 1.41)
-_H100 = _Chip(52428800, 1.98, 1.8295201, 512)
-_CHIPS = {
+_A100: Annotated[_Chip, XLA] = _Chip(41943040, 1.41)
+"""L2 and clock rate of an A100."""
+_H100: Annotated[_Chip, XLA] = _Chip(52428800, 1.98, 1.8295201, 512)
+"""The same of an H100."""
+_CHIPS: Annotated[dict[str, _Chip], XLA] = {
     "v100-32": _Chip(6291456, 1.53),
     "a100-40": _A100,
     "a100-80": _A100,
@@ -82,8 +88,9 @@ _CHIPS = {
     "rtx4090": _Chip(75497472, 2.52),
     "rtx5090": _Chip(100663296, 2.407),
 }
+"""The same of each GPU."""
 
-_NVLINK_BYTES = {2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
+_NVLINK_BYTES: Annotated[dict[int, float], cited("NVIDIA's datasheets")] = {2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
 """Per link and direction, by generation of NVLink."""
 
 # Keys of xla::PrimitiveType.

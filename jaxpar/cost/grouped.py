@@ -13,20 +13,24 @@ rows of one group each, as many products one after the other. Its time follows f
 from __future__ import annotations
 
 from math import log2
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from jaxpar.cost.hardware_model import grouped_limit
 from jaxpar.cost.operations import TILES, Device, aligned
+from jaxpar.hardware.sources import cited, counted
 
-FORWARD_ROWS = 68
+FORWARD_ROWS: Annotated[int, counted("half a tile of 128, and 4 of the 8 rows that it begins early")] = 68
 """Rows of a group that are computed for nothing, in products with its matrix."""
-GRADIENT_ROWS = 35
+GRADIENT_ROWS: Annotated[int, counted("half a tile of 64, and its early rows")] = 35
 """The same in the gradient of the matrix."""
-FEW_GROUPS, MANY_GROUPS = 8, 128
-"""Groups up to which nothing is lost, and from which on no more is lost; between them by their logarithm."""
-MANY = 0.73
+TOKAMAX = cited("openxla/tokamax, data/autotuning, H100: 8 groups and 128 to 256 of 1,024 to 4,096 rows")
+FEW_GROUPS: Annotated[int, TOKAMAX] = 8
+"""Groups up to which nothing is lost; between these and `MANY_GROUPS` it is lost by their logarithm."""
+MANY_GROUPS: Annotated[int, TOKAMAX] = 128
+"""Groups from which on no more is lost."""
+MANY: Annotated[float, TOKAMAX] = 0.73
 """Rate of many groups relative to few."""
-LOOP_ROWS = 512
+LOOP_ROWS: Annotated[int, counted("pallas_kernels.grouped_matmul.reference")] = 512
 """Rows of a block of the loop; a group's last block is half empty on average."""
 
 

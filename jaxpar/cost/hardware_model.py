@@ -1,5 +1,5 @@
 """The share of its datasheet that a GPU reaches: a dozen numbers per kind, the same for all systems that run on it; and
-limits of our kernels by bytes and operations of their steps (`pallas_kernels.bounds`)."""
+the limit of our grouped matmuls by bytes and operations of their steps (`pallas_kernels.bounds`)."""
 
 from __future__ import annotations
 
@@ -10,35 +10,41 @@ from typing import Annotated, get_type_hints
 
 from jaxpar.cost.tables import NOTHING, Tables
 from jaxpar.hardware.catalogue import GPU, gpu_named
+from jaxpar.hardware.sources import Source, assumed, cited, measured
 from pallas_kernels import bounds
 from pallas_kernels.expected import Machine, blackwell, hopper
+
+PUBLISHED = measured("benchmarks/validation/data/published.csv, fitted once to all sources")
+COLLECTIVES = measured("benchmarks/validation/data/collectives.csv: collectives measured alone")
+FOR_HOPPER = cited("NVIDIA's table for cuDNN 9: 640 TFLOP/s at 8k")
+UNITS = cited("NVIDIA's datasheets")
+SPECIAL = cited("16 a clock and multiprocessor at the highest clock rate: NVIDIA's whitepapers")
 
 
 @dataclass(frozen=True)
 class HardwareModel:
-    """The speeds that a kind of GPU reaches: fitted once to published runs, or measured alone, or cited. Each has its
-    unit and what it is of."""
+    """The speeds that a kind of GPU reaches. Each has its unit, its meaning and its source."""
 
-    matmul_share: Annotated[float, ("of the dense 16-bit peak", "large matmuls reach")]
-    matmul_ramp: Annotated[float, ("of the inner dimension", "a tile's start and end cost as much as this many steps")]
-    float8_share: Annotated[float, ("of the dense float8 peak", "large float8 matmuls reach")]
-    attention_share: Annotated[float, ("of the dense 16-bit peak", "matmuls inside FlashAttention-2 reach")]
-    memory_share: Annotated[float, ("of the peak bandwidth", "elementwise kernels reach")]
-    node_share: Annotated[float, ("of the link inside a host", "large collectives reach in a host")]
-    network_share: Annotated[float, ("of the link between hosts", "large collectives reach between two hosts")]
-    network_decline: Annotated[float, ("per doubling", "collectives lose with each doubling of two hosts")]
-    message_seconds: Annotated[float, ("s", "a collective takes before it sends anything")]
-    overlap_slowdown: Annotated[float, ("s per s", "compute loses for each second of a message beside it")]
-    host_jitter: Annotated[float, ("of the step", "waiting for the slowest, per doubling of hosts")]
+    matmul_share: Annotated[float, ("of the dense 16-bit peak", "large matmuls reach"), PUBLISHED]
+    matmul_ramp: Annotated[
+        float, ("of the inner dimension", "a tile's start and end cost as much as this many steps"), PUBLISHED
+    ]
+    float8_share: Annotated[float, ("of the dense float8 peak", "large float8 matmuls reach"), PUBLISHED]
+    attention_share: Annotated[float, ("of the dense 16-bit peak", "matmuls inside FlashAttention-2 reach"), PUBLISHED]
+    memory_share: Annotated[float, ("of the peak bandwidth", "elementwise kernels reach"), PUBLISHED]
+    node_share: Annotated[float, ("of the link inside a host", "large collectives reach in a host"), COLLECTIVES]
+    network_share: Annotated[
+        float, ("of the link between hosts", "large collectives reach between two hosts"), COLLECTIVES
+    ]
+    network_decline: Annotated[float, ("per doubling", "collectives lose with each doubling of two hosts"), COLLECTIVES]
+    message_seconds: Annotated[float, ("s", "a collective takes before it sends anything"), COLLECTIVES]
+    overlap_slowdown: Annotated[float, ("s per s", "compute loses for each second of a message beside it"), PUBLISHED]
+    host_jitter: Annotated[float, ("of the step", "waiting for the slowest, per doubling of hosts"), PUBLISHED]
     attention_native_share: Annotated[
-        float,
-        (
-            "of the dense 16-bit peak",
-            "the same in kernels written for Hopper (NVIDIA's table for cuDNN 9: 640 TFLOP/s at 8k)",
-        ),
+        float, ("of the dense 16-bit peak", "the same in kernels written for Hopper"), FOR_HOPPER
     ] = 0.78
-    multiprocessors: Annotated[int, ("", "streaming multiprocessors (datasheet)")] = 132
-    exponentials: Annotated[float, ("1/s", "exponentials: 16 a clock and multiprocessor (whitepaper)")] = 3.9e12
+    multiprocessors: Annotated[int, ("", "streaming multiprocessors"), UNITS] = 132
+    exponentials: Annotated[float, ("1/s", "exponentials"), SPECIAL] = 3.9e12
     measured: Tables = NOTHING
     """Times that were measured on the machine: near them, shares do not matter."""
 
@@ -48,8 +54,7 @@ AMPERE = HardwareModel(
     network_share=0.9, network_decline=0.05, message_seconds=3.4e-5, overlap_slowdown=0.0614, host_jitter=0.00417,
     multiprocessors=108, exponentials=16 * 108 * 1.41e9,
 )  # fmt: skip
-"""All kinds have its `matmul_ramp` and `memory_share`, and its shares of links and of waiting, from all sources.
-`node_share`, `message_seconds`, `network_share` and `network_decline` are from collectives that were measured alone."""
+"""All kinds have its `matmul_ramp` and `memory_share`, and its shares of links and of waiting."""
 HOPPER = replace(
     AMPERE, matmul_share=0.584, float8_share=0.486, attention_share=0.514,
     multiprocessors=132, exponentials=16 * 132 * 1.755e9,
@@ -59,16 +64,12 @@ BLACKWELL = replace(
     HOPPER, matmul_share=0.520, float8_share=0.433, attention_share=0.352, attention_native_share=0.746,
     multiprocessors=148, exponentials=16 * 148 * 1.965e9,
 )  # fmt: skip
-"""In float8, five runs of Megatron Bridge 25.11 on B200 and GB200 are as much faster than predicted as its runs on H100
-(`benchmarks/validation/data/blackwell.csv`); in 16 bits, as much below an H100. Attention: FlashAttention-4's 1,605
-TFLOP/s on a B200 are up to 1.3 times those of cuDNN 9.13 and 2.7 times those of Triton (Together AI, March 2026), at
-heads of 128, with the exponentials counted apart."""
 CPU = replace(
     AMPERE, matmul_share=0.6, matmul_ramp=16.0, attention_share=0.2, memory_share=0.6, node_share=0.5,
     network_share=0.5, network_decline=0.0, message_seconds=2e-4, overlap_slowdown=1.0, host_jitter=0.0,
     multiprocessors=1, exponentials=5e8,
 )  # fmt: skip
-"""Shares that virtual devices reach of nominal numbers: guesses, until `jaxpar.plan calibrate` has measured."""
+"""Shares that virtual devices reach of nominal numbers."""
 
 
 def _units(model: HardwareModel, gpu: str, clock_ghz: float) -> HardwareModel:
@@ -96,6 +97,16 @@ _UNFITTED = {
     **dict.fromkeys(("l4", "l40s", "rtx4090", "rtx5090"), "an A100 reaches, and an H100 in float8"),
 }
 """GPUs that no run in 16 bits was at hand for, and whose shares they use."""
+_OF_ONE_GPU = ("matmul_share", "float8_share", "attention_share")
+"""Shares that were fitted for each kind of GPU alone."""
+_FLASH_4 = cited(
+    "Together AI, March 2026: FlashAttention-4's 1,605 TFLOP/s on a B200 are up to 1.3 times those of cuDNN 9.13 and "
+    "2.7 times those of Triton, at heads of 128; exponentials apart"
+)
+_OF_BLACKWELL = {
+    "float8_share": measured("benchmarks/validation/data/blackwell.csv: five runs of Megatron Bridge 25.11"),
+    "attention_share": _FLASH_4, "attention_native_share": _FLASH_4,
+}  # fmt: skip
 
 
 def hardware_of(gpu: GPU) -> HardwareModel:
@@ -113,10 +124,25 @@ def borrowed(gpu: GPU) -> str | None:
     return f"no {kind} on {article} {name} was at hand: what {_UNFITTED[gpu.short]}"
 
 
-def described(model: HardwareModel) -> list[tuple[str, float, str, str]]:
-    """(name, value, unit, meaning) of every parameter."""
+def described(model: HardwareModel, gpu: GPU) -> list[tuple[str, float, str, str, Source]]:
+    """(name, value, unit, meaning, source) of every parameter of a model of `gpu`, which `calibrate` may have
+    measured."""
     hints = get_type_hints(HardwareModel, include_extras=True)
-    return [(name, getattr(model, name), *hint.__metadata__[0]) for name, hint in hints.items() if name != "measured"]
+    fitted, own = hardware_of(gpu), _OF_BLACKWELL if hardware_of(gpu).matmul_share == BLACKWELL.matmul_share else {}
+
+    def source(name: str, usual: Source) -> Source:
+        if getattr(model, name) != getattr(fitted, name):
+            return measured("calibrate, on this machine (--profile)")
+        if gpu.short == "cpu":
+            return assumed("nominal numbers of virtual devices; calibrate measures them")
+        why = borrowed(gpu) if name in _OF_ONE_GPU else None
+        return own.get(name, usual if why is None else assumed(why))
+
+    return [
+        (name, getattr(model, name), *hint.__metadata__[0], source(name, hint.__metadata__[1]))
+        for name, hint in hints.items()
+        if name != "measured"
+    ]
 
 
 def machine_of(gpu: GPU) -> Machine | None:
@@ -131,11 +157,3 @@ def grouped_limit(machine: Machine | None, columns: int, item: int) -> float:
     if machine is None or item > 2 or (item == 1 and machine.tensor_memory):
         return float("inf")
     return bounds.grouped(columns, machine) if item == 2 else bounds.tiled(columns, machine)
-
-
-@lru_cache(maxsize=1_000)
-def attention_limits(machine: Machine | None, kernels: str, widths: tuple[int, int], item: int) -> tuple[float, float]:
-    """FLOP/s at most of attention forward and backward; infinite where it is not our kernel of one backward launch."""
-    if machine is None or machine.tensor_memory or kernels != "mosaic" or item != 2:
-        return float("inf"), float("inf")
-    return bounds.attention(*widths, machine)

@@ -12,16 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, log2
+from typing import Annotated
 
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.tables import NOTHING, Table, Tables
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.sources import cited
 
-UNSWITCHED_LINKS = {2: 1 / 6, 4: 4 / 6}
+UNSWITCHED_LINKS: Annotated[dict[int, float], cited("NVIDIA's whitepaper of the DGX-1")] = {
+    2: 1 / 6,
+    4: 4 / 6,
+}
 """Share of a V100's six NVLinks that rings of two and four GPUs can use in a DGX-1, whose links go point to point."""
 
-TREE = 0.92
-"""The share of a ring's bandwidth between two hosts that trees reach: NCCL's own cost model (src/graph/tuning.cc)."""
+TREE: Annotated[float, cited("NCCL's own cost model, src/graph/tuning.cc")] = 0.92
+"""The share of a ring's bandwidth between two hosts that trees reach."""
 
 
 @dataclass(frozen=True)

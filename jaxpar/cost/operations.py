@@ -4,30 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Annotated
 
-from jaxpar.cost.hardware_model import HardwareModel, attention_limits, machine_of
+from jaxpar.cost.hardware_model import HardwareModel, machine_of
 from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.sources import assumed, cited, counted
 from pallas_kernels.expected import Machine
 
-TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.6))
+TILES: Annotated[
+    tuple[tuple[int, int, float], ...],
+    assumed("tiles of CUTLASS; speeds by its profiler, rounded, of no table"),
+] = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.6))
 """Output tiles that a matmul library chooses from, and the speed of each relative to the largest, whose operands are
-read least often. Rows, columns, share (CUTLASS' profiler on large matmuls, rounded)."""
+read least often. Rows, columns, share."""
 
-ALIGNED = ((64, 1.0), (32, 0.99), (16, 0.97), (8, 0.93), (4, 0.62), (2, 0.45), (1, 0.30))
-"""Speed of a matmul by the power of two that divides its inner and output dims. That 8 numbers of 16 bits (16 bytes)
-are a limit, and 64 (128 bytes) another on an A100, is in NVIDIA's guide to matrix multiplication (section Tensor Core
-Requirements), and the order in arXiv:2401.14489; the speeds themselves are assumed."""
+ALIGNED: Annotated[
+    tuple[tuple[int, float], ...],
+    assumed(
+        "limits at 8 and 64 numbers of 16 bits: NVIDIA's guide to matrix multiplication, Tensor Core Requirements; the "
+        "order: arXiv:2401.14489; the speeds are assumed"
+    ),
+] = ((64, 1.0), (32, 0.99), (16, 0.97), (8, 0.93), (4, 0.62), (2, 0.45), (1, 0.30))
+"""Speed of a matmul by the power of two that divides its inner and output dims."""
 
-HEAD_STEPS = ((128, 32), (256, 64))
+HEAD_STEPS: Annotated[tuple[tuple[int, int], ...], cited("FlashAttention-2, flash_api.cpp; cuDNN's tiles")] = (
+    (128, 32),
+    (256, 64),
+)
 """Widths that attention kernels are made for: up to 128 in steps of 32, up to 256 in steps of 64; another width is
-padded to the next (FlashAttention-2, flash_api.cpp; cuDNN's tiles)."""
+padded to the next."""
 
-ATTENTION_TILE = 128
+ATTENTION_TILE: Annotated[int, counted("tiles of our kernels, and of FlashAttention-2 and 3")] = 128
 """Rows and columns of the tiles of scores in an attention kernel: those on the diagonal are computed whole."""
 
-SCORES_BLOCK = 512
-"""Rows and columns of the blocks of scores in plain JAX (`attention.query_block`, `kv_block`)."""
+SCORES_BLOCK: Annotated[int, counted("attention.query_block, kv_block")] = 512
+"""Rows and columns of the blocks of scores in plain JAX."""
 
 type Attention = str
 """The name of an implementation of `pallas_kernels.attention`, by which attention is timed.
@@ -45,12 +57,20 @@ SPLIT_BACKWARD = ("mosaic_deterministic", "triton")
 CALIBRATED = ("mosaic", "cudnn")
 """Implementations that measured attention stands for: those that `calibrate` takes."""
 
-ACCUMULATOR_BYTES = 4
+ACCUMULATOR_BYTES: Annotated[int, counted("float32")] = 4
 """A product whose output takes more bytes a number is added to an accumulator, which is read and written."""
 
-ATTENTION_BACKWARD = 0.8
+ATTENTION_BACKWARD: Annotated[
+    float, cited("NVIDIA's table for cuDNN 9, H200, 8k: 541 against 644 TFLOP/s, exponentials included")
+] = 0.8
 """Speed of the five matmuls of attention's backward relative to the two of its forward: it holds two accumulators more
-and adds to memory (NVIDIA's table for cuDNN 9, H200, 8k: 541 against 644 TFLOP/s, exponentials included)."""
+and adds to memory."""
+
+EXPOSED_EXPONENTIALS: Annotated[
+    float,
+    assumed("FlashAttention-3, arXiv:2407.08608, hides some behind matmuls; half is assumed"),
+] = 0.5
+"""Share of its exponentials that a kernel for Hopper does not hide behind matmuls."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +144,11 @@ class Device:
         forward_columns = of_key + of_value
         backward_columns = (4 * of_key + 3 * of_value) if split else (3 * of_key + 2 * of_value)
 
-        limits = attention_limits(self.machine, kernels, (width, value_width), item)
-
         def of_query(keys: float, backward: bool) -> float:
             pairs = keys + ATTENTION_TILE / 2
             flops = 2.0 * (backward_columns if backward else forward_columns) * pairs
             exponentials = pairs * (2 if backward and split else 1)
-            return max(self.fused_attention(flops, exponentials, peak, kernels, backward), flops / limits[backward])
+            return self.fused_attention(flops, exponentials, peak, kernels, backward)
 
         def seconds(backward: bool) -> float:
             of_shape = partial(of_query, backward=backward)
@@ -147,7 +165,7 @@ class Device:
         model = self.model
         native = kernels in FOR_HOPPER and self.float8_peak > 0
         rate = peak * (model.attention_native_share if native else model.attention_share)
-        exponentials = pairs / model.exponentials * (0.5 if native else 1.0)
+        exponentials = pairs / model.exponentials * (EXPOSED_EXPONENTIALS if native else 1.0)
         return flops / (rate * ATTENTION_BACKWARD if backward else rate) + exponentials
 
     def blocks(

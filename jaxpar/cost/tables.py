@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
-NEAR = 2.0
+from jaxpar.hardware.sources import chosen
+
+NEAR: Annotated[float, chosen("how far measured shapes reach")] = 2.0
 """Largest factor between each size that is asked for and that of a row."""
-NEAREST = 8
+NEAREST: Annotated[int, chosen("how many measured shapes a time is from")] = 8
 """Rows that decide."""
 
 

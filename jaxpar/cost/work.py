@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from jaxpar.hardware.sources import counted
 from jaxpar.trace.parts import WIRE, Run
 
-ACCUMULATED = 8.0
-"""Bytes of a gradient of a weight in float32, read and written by the product that adds to it."""
+ACCUMULATED: Annotated[float, counted("float32 read and written")] = 8.0
+"""Bytes that the product that adds to a gradient of a weight moves for each number."""
 
 
 class Counted(NamedTuple):

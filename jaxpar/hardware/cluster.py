@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 from jaxpar.config.bounds import RANKS
 from jaxpar.config.errors import UserError
@@ -14,9 +15,10 @@ from jaxpar.config.reading.yaml_file import read_record
 from jaxpar.config.spelling import named, quoted
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.links import HOST_SHARE, MEASURED, Link
+from jaxpar.hardware.sources import assumed
 from jaxpar.pages.units import GIB, TIB, rate
 
-HOST_MEMORY = TIB
+HOST_MEMORY: Annotated[int, assumed("host_memory of the cluster's YAML sets it")] = TIB
 """Default bytes of a host's memory for its GPUs, where it is not on their module (`GPU.host_bytes`)."""
 MOST_OVERSUBSCRIBED = 1000
 """The largest ratio that a file may have."""

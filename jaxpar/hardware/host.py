@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.hardware.sources import chosen
 from jaxpar.pages.units import GIB
 
 PINNED = "pinned_host"
 """JAX's name of the host memory that devices copy to and from directly, as in shardings."""
 
-PINNED_SHARE = 0.9
+PINNED_SHARE: Annotated[float, chosen("what the trainer sets")] = 0.9
 """Share of the host's memory that its processes may pin together."""
 
 PINNED_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"

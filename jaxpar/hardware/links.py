@@ -1,13 +1,22 @@
-"""Links between GPUs, and from a GPU to its host.
-
-Latencies are those of NCCL's own cost model: `hwLat` in its src/graph/tuning.cc, ring algorithm, simple protocol.
-"""
+"""Links between GPUs, and from a GPU to its host."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from jaxpar.hardware.sources import cited
 from jaxpar.pages.units import GIGA, MEGA, MICRO
+
+NCCL = cited("NCCL's own cost model, hwLat in src/graph/tuning.cc: ring algorithm, simple protocol")
+NVLINK_HOP: Annotated[float, NCCL] = 3.4 * MICRO
+"""Seconds that a hop of a ring takes over NVLink."""
+PCIE_HOP: Annotated[float, NCCL] = 5.7 * MICRO
+"""The same over PCI Express."""
+NETWORK_HOP: Annotated[float, NCCL] = 9.6 * MICRO
+"""The same between hosts."""
+PCIE_LANES: Annotated[dict[int, float], cited("PCI Express, 16 lanes")] = {3: 16.0, 4: 32.0, 5: 64.0}
+"""GB/s in one direction, by generation."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Link:
 
 def nvlink(generation: int, total_gigabytes: float, source: str) -> Link:
     """NVLink of a GPU; datasheets give `total_gigabytes` per second, both directions together."""
-    return Link(f"NVLink {generation}", total_gigabytes / 2 * GIGA, 3.4 * MICRO, source)
+    return Link(f"NVLink {generation}", total_gigabytes / 2 * GIGA, NVLINK_HOP, source)
 
 
 def nvlink_c2c(total_gigabytes: float, source: str) -> Link:
@@ -44,18 +53,23 @@ def nvlink_c2c(total_gigabytes: float, source: str) -> Link:
 
 def pcie(generation: int) -> Link:
     """Sixteen lanes of PCI Express, to the host and, without NVLink, to the other cards in it."""
-    per_direction = {3: 16.0, 4: 32.0, 5: 64.0}[generation]
-    return Link(f"PCIe {generation} x16", per_direction * GIGA, 5.7 * MICRO, f"PCI Express {generation}.0, 16 lanes")
+    return Link(
+        f"PCIe {generation} x16", PCIE_LANES[generation] * GIGA, PCIE_HOP, f"PCI Express {generation}.0, 16 lanes"
+    )
 
 
 MEASURED = "measured"
 """Source of a bandwidth that copies or collectives were measured to reach on the machine."""
-HOST_SHARE = 0.82
-"""Part of the link to host memory that a copy reaches, in each direction. Measured in one direction at a time with
-nvbandwidth: 52.8 of 64 GB/s on H100 (github.com/NVIDIA/nvbandwidth, issue 24), 24.8 of 32 GB/s on A100 (issue 53); that
-it holds in both directions at once is assumed (that A100 had 24 and 11 GB/s)."""
+HOST_SHARE: Annotated[
+    float,
+    cited(
+        "github.com/NVIDIA/nvbandwidth: 52.8 of 64 GB/s on H100 (issue 24), 24.8 of 32 on A100 (53), one way at a "
+        "time; that both ways at once reach it is assumed (that A100 had 24 and 11)"
+    ),
+] = 0.82
+"""Part of the link to host memory that a copy reaches, in each direction."""
 
 
 def network(gigabits: float, source: str) -> Link:
     """The share of a GPU in its host's network cards."""
-    return Link("network", gigabits / 8 * GIGA, 9.6 * MICRO, source)
+    return Link("network", gigabits / 8 * GIGA, NETWORK_HOP, source)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-POOL_FRACTION = 0.95
+from typing import Annotated
+
+from jaxpar.hardware.sources import chosen
+
+POOL_FRACTION: Annotated[float, chosen("what the trainer sets")] = 0.95
 """Share of the device that XLA's allocator takes in training. The rest is for the CUDA context, NCCL's channels and
 workspaces of libraries; JAX's own default leaves them 25%."""
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Annotated
 
 from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.sources import assumed, cited
 
-POWER_W = MappingProxyType({
+POWER_W: Annotated[
+    Mapping[str, float], cited("NVIDIA's datasheets; GH200 and GB200: of the GPU alone")
+] = MappingProxyType({
     "v100-32": 300.0, "a100-40": 400.0, "a100-80": 400.0, "a800": 400.0, "h100": 700.0, "h800": 700.0,
     "h200": 700.0, "h20": 400.0, "gh200": 700.0, "b200": 1000.0, "gb200": 1200.0, "a10g": 300.0, "l4": 72.0,
     "l40s": 350.0, "rtx4090": 450.0, "rtx5090": 575.0,
 })  # fmt: skip
-"""Largest board power in the default mode, in watts (NVIDIA's datasheets; GH200 and GB200: of the GPU alone)."""
+"""Largest board power in the default mode, in watts."""
 
-STATIC_SHARE = 0.2
-"""Share of the power that does not follow the clock: memory, links and leakage. Assumed."""
-EXPONENT = 2.4
-"""Power of the clock that the rest follows. Assumed, between two limits: dynamic power is proportional to f V^2, so it
-is 1 where the voltage stays as it is, and 3 where it falls with the clock."""
+STATIC_SHARE: Annotated[float, assumed("no curve of a GPU is cited")] = 0.2
+"""Share of the power that does not follow the clock: memory, links and leakage."""
+EXPONENT: Annotated[
+    float, assumed("between 1, where the voltage stays, and 3, where it falls with the clock: f V^2")
+] = 2.4
+"""Power of the clock that the rest follows."""
 
 
 def power_of(gpu: GPU) -> float | None:

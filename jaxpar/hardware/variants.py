@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from jaxpar.config.errors import UserError
 from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
 from jaxpar.hardware.power import capped
+from jaxpar.hardware.sources import chosen, cited
 from jaxpar.pages.units import GIB, TERA
 
 
@@ -29,11 +31,13 @@ class Variant:
         )
 
 
-KNOWN = {
+KNOWN: Annotated[dict[str, Variant], cited("pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md")] = {
     "h100-96": Variant(96, 2.4 * TERA, 500),
 }
-"""Variants that published runs name: H100-96GB is the one with HBM2e and a cap of 500 W of pytorch/torchtitan's
-benchmarks (benchmarks/llama3_h100_202412_torchtitan.md)."""
+"""Variants that published runs name: H100-96GB has HBM2e and a cap of 500 W."""
+
+ALIKE: Annotated[float, chosen("a tolerance of names")] = 0.02
+"""Share by which a memory in a name may differ from a GPU's."""
 
 _FORM = re.compile(r"(?:nvidia[\s-]+)?([a-z]+\d+s?|rtx\s?\d+)(?:-sxm\d?|\s+sxm\d?)?(?:[-\s](\d+)(?:gi?b)?)?")
 
@@ -82,7 +86,7 @@ def _family(name: str) -> tuple[GPU, Variant, list[str]]:
         return gpu, Variant(), [f"{name}: {gpu.name}"] if len(alike) > 1 else []
     memory = float(parts[2])
     gpu = min(alike, key=lambda one: abs(one.hbm_bytes / GIB - memory))
-    if abs(gpu.hbm_bytes / GIB - memory) < 0.02 * memory:
+    if abs(gpu.hbm_bytes / GIB - memory) < ALIKE * memory:
         return gpu, Variant(), []
     return gpu, KNOWN.get(f"{family}-{parts[2]}", Variant(memory)), []
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from jaxpar.config.spelling import quoted
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
+from jaxpar.hardware.sources import chosen, cited
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
 from jaxpar.pages.units import count, percent, seconds
@@ -45,11 +47,12 @@ from jaxpar.planner.planning import hosts_of_one_kind, planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.search.islands import search_of
 
-MOST_STRAGGLERS = 0.9
+MOST_STRAGGLERS: Annotated[float, chosen("a limit of --stragglers")] = 0.9
 """Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""
 DAY = 24 * HOUR
-TOKENS_PER_PARAMETER = 20.0
-FLOPS = 6.0
+TOKENS_PER_PARAMETER: Annotated[float, cited("Chinchilla, arXiv:2203.15556, table 3")] = 20.0
+"""Tokens that a model of the size for a time budget is trained on, for each parameter."""
+FLOPS: Annotated[float, cited("arXiv:2001.08361, section 2.1")] = 6.0
 """FLOPs per parameter and token in training."""
 ISLANDS_NOTE = (
     "Islands send their messages over the network of these hosts: no slower link is priced. They are another "
@@ -175,7 +178,7 @@ class Budget:
 
     def _cost(self, config: Config, cluster: Cluster, gpus: int) -> Cost:
         """On so many GPUs. Raises `UserError` where no layout fits."""
-        planned = search_of(config, part_of(cluster, gpus)).best(1)[0]
+        planned = search_of(config, part_of(cluster, gpus)).choice()
         time, spread = planned.candidate.time, planned.spread
         parameters, state = parameter_count(planned.config.model, padded=False), state_per_parameter(config)
         lost = reliability(gpus, parameters, self.mtbf, self.restart, state)

@@ -5,44 +5,51 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, lgamma, log, sqrt
+from typing import Annotated
 
 from jaxpar.config import Config
+from jaxpar.hardware.sources import assumed, chosen, cited, counted, measured
 from jaxpar.pages.units import TERA
 
-HOUR = 3600.0
-GPU_HOURS = 16_384 * 54 * 24 / 419
-"""Hours of one GPU between unexpected interruptions: 419 in 54 days on 16,384 H100 (Llama 3, arXiv:2407.21783,
-section 3.3.4)."""
-STORAGE = 2 * TERA / 16_384
-"""Bytes per second that a GPU can save: the storage sustains 2 TB/s (the same paper, section 3.3.1). That a run of
-16,384 GPUs has all of it, and another one its share of that by GPUs, is assumed."""
-STATE = 12.0
+HOUR: Annotated[float, counted("60 x 60")] = 3600.0
+"""Seconds of an hour."""
+GPU_HOURS: Annotated[float, cited("419 in 54 days on 16,384 H100: Llama 3, arXiv:2407.21783, section 3.3.4")] = (
+    16_384 * 54 * 24 / 419
+)
+"""Hours of one GPU between unexpected interruptions."""
+STORAGE: Annotated[
+    float,
+    assumed("Llama 3, section 3.3.1: 2 TB/s; that 16,384 GPUs have all of it, and others as much each, is assumed"),
+] = 2 * TERA / 16_384
+"""Bytes per second that a GPU can save."""
+STATE: Annotated[float, counted("three numbers of float32")] = 12.0
 """Bytes of a checkpoint per parameter: master weights and two moments in float32. Each is written once, and read from
 storage `READS` times in a restart; what a save reads back is still in memory."""
-READS = 2
+READS: Annotated[int, counted("jaxpar/checkpoint/")] = 2
 """A restart verifies each byte and then restores it. With as many processes on the same mesh, and parts that fit into
 free memory, it would be 1 (`tests/checkpoint/test_bytes.py`), but a host that takes a faulty one's place, and another
 number of processes, read twice."""
-HOST_COPY = 0.01 * TERA
+HOST_COPY: Annotated[float, assumed("a PCIe 4.0 x16 link has three times as much")] = 0.01 * TERA
 """Bytes per second at which a GPU's state is copied to its host while training waits; it is written while training goes
-on. Assumed: a PCIe 4.0 x16 link has three times as much."""
-MEETING = 1.3 / 2000
-"""Seconds per process until all have met: 2,000 take 1.3 s (`python -m benchmarks.watching`). One process per GPU."""
-START_UP = 265.0 / 98_304
-"""Seconds per GPU until communicators are ready: NCCL takes 265 s at 96k GPUs (NCCLX, arXiv:2510.20171); taken as
-proportional, although it grows faster than that; their own library is up to 11 times as fast."""
-RESTART_MINUTES = 10.0
-"""Minutes from a failure to the first step besides: noticing it, new hosts, compiling. Assumed."""
-HARDWARE = 0.78
-"""Share of interruptions that a faulty host causes (Llama 3, as above)."""
-REPAIR_HOURS = 24.0
-"""Hours until a faulty host is back. Assumed."""
-ENOUGH = 0.99
+on."""
+MEETING: Annotated[float, measured("python -m benchmarks.watching: 2,000 take 1.3 s")] = 1.3 / 2000
+"""Seconds per process until all have met, with one process per GPU."""
+START_UP: Annotated[float, cited("265 s at 96k GPUs: NCCLX, arXiv:2510.20171")] = 265.0 / 98_304
+"""Seconds per GPU until communicators of NCCL are ready; taken as proportional, although it grows faster than that.
+Meta's own library is up to 11 times as fast."""
+RESTART_MINUTES: Annotated[float, assumed("--restart sets it")] = 10.0
+"""Minutes from a failure to the first step besides: noticing it, new hosts, compiling."""
+HARDWARE: Annotated[float, cited("Llama 3, arXiv:2407.21783, section 3.3.4")] = 0.78
+"""Share of interruptions that a faulty host causes."""
+REPAIR_HOURS: Annotated[float, assumed("a day")] = 24.0
+"""Hours until a faulty host is back."""
+ENOUGH: Annotated[float, chosen("a word of the budget")] = 0.99
 """Share of the time in which there are enough spare hosts."""
-STRAGGLERS = 0.104
-"""Share of its GPU-hours that a run loses to stragglers, as 3,079 jobs of 128 GPUs and more did at ByteDance in five
-months; a tenth of them lost 21.3% and more (arXiv:2505.05713, sections 3.1 and 4.1). Taken as the same for any number
-of GPUs, since the study found no obvious correlation with it (section 4.4)."""
+STRAGGLERS: Annotated[
+    float, cited("3,079 jobs of 128 GPUs and more at ByteDance: arXiv:2505.05713, sections 3.1 and 4.1")
+] = 0.104
+"""Share of its GPU-hours that a run loses to stragglers; a tenth of the jobs lost 21.3% and more. Taken as the same for
+any number of GPUs, since the study found no obvious correlation with it (section 4.4)."""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from rich.console import Console
 
 from jaxpar.compiler.report.screen import print_lines, table
 from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
+from jaxpar.hardware.sources import chosen
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.pages.units import percent, plural, seconds, size
@@ -23,7 +25,7 @@ from jaxpar.planner.step_time.model import StepTime
 EVERY = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Steps between two exchanges that are tried."""
 DELAYS, WIRES = (0, 1), (None, "int8", "int4")
-MOST_WASTED = 0.05
+MOST_WASTED: Annotated[float, chosen("a limit of what is offered")] = 0.05
 """Share of the step that exchanges may take."""
 
 

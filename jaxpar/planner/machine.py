@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from jaxpar.config import UserError
 from jaxpar.config.spelling import quoted
@@ -14,14 +14,15 @@ from jaxpar.hardware.catalogue import GPU, gpu_of
 from jaxpar.hardware.cluster import Cluster, Group, parse_cluster
 from jaxpar.hardware.host import host_memory
 from jaxpar.hardware.links import Link
+from jaxpar.hardware.sources import assumed
 
 CPU = "cpu"
 """Short name of a virtual device."""
 
-CORE_FLOPS = 50e9
-"""Float32 FLOP/s of a core: two 8-wide FMA units at about 1.6 GHz; nominal, to set the scale."""
-MACHINE_BANDWIDTH = 20e9
-"""Bytes a second of a machine's memory: two channels of DDR4."""
+CORE_FLOPS: Annotated[float, assumed("two 8-wide FMA units at about 1.6 GHz, to set the scale")] = 50e9
+"""Float32 FLOP/s of a core."""
+MACHINE_BANDWIDTH: Annotated[float, assumed("two channels of DDR4")] = 20e9
+"""Bytes a second of a machine's memory."""
 
 
 def cpu_cluster(devices: int, hosts: int = 1) -> Cluster:

@@ -14,11 +14,10 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.config.strict_json import json_text
-from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout import plan_file
 from jaxpar.layout.checks.validate import validate
-from jaxpar.pages.units import count, plain, seconds
+from jaxpar.pages.units import seconds
 from jaxpar.planner.anchors import read_anchors
 from jaxpar.planner.islands import Offers, has_slow_link, of_plan, offers, print_offers
 from jaxpar.planner.machine import is_cpu, named_cluster
@@ -27,7 +26,7 @@ from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
 from jaxpar.planner.report.measured import asked_of, measured_words
-from jaxpar.planner.report.page import write_page
+from jaxpar.planner.report.numbers import numbers, reached_lines, source_lines
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
 from jaxpar.planner.search.asked import parse_avoided, parse_fixed
@@ -50,7 +49,6 @@ class Planning:
     top: int = 5
     output: Path = Path("plan.json")
     json: bool = False
-    page: Path | None = None
     verify: bool = False
     show_model: bool = False
     profile: Path | None = None
@@ -79,18 +77,19 @@ class Planning:
         factor, placed = 1.0 if spread is None else spread.factor, len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
+        plans = search.measured_first(plans)
+        gain = words.gain(plans)
+        plans = plans[: self.top]
         if spread is not None:
             plans = [one.on(spread) for one in plans]
         plans, verified = self._verified(plans, search)
         plan_file.write(self.output, plans[0].file(self.cluster))
-        if self.page is not None:
-            write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
         shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
         islands = offers(asked, factor) if has_slow_link(asked) else None
         if self.json:
             self._print_json(plans, verified, shared, islands)
             return
-        print_plans(plans, search.effort, screen())
+        print_plans(plans, search.effort, screen(), None if verified else gain)
         if shared:
             print_splits(shared, config.rl.mode, screen())
         if islands is not None:
@@ -135,13 +134,18 @@ class Planning:
             if lines:
                 print_lines(screen(), *lines, title=title)
         if self.show_model:
-            note = borrowed(search.cluster.gpu) if self.profile is None else None
-            print_lines(screen(), *model_lines(search.reached, note), title="What a GPU reaches")
+            found, gpu = numbers(), search.cluster.gpu
+            for title, lines in (
+                ("What a GPU reaches", reached_lines(search.reached, gpu)),
+                ("Assumed", source_lines(found, "assumed")),
+                ("From a source", source_lines(found, "cited", "measured", "counted")),
+                ("Limits and tolerances, which are in no time", source_lines(found, "chosen")),
+            ):
+                print_lines(screen(), *lines, title=title)
 
     def _print_written(self, cluster: Cluster) -> None:
         """Advice on the next step."""
         lines = [f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}"]
-        lines += [] if self.page is None else [f"Page: {self.page}"]
         checks = not (self.verify or is_cpu(cluster))
         lines += [f"Check it against the compiled program: {self.verifying}"] if checks else []
         print_lines(screen(), *lines)
@@ -198,8 +202,8 @@ def planned_config(config: Config) -> Config:
 
 
 def best_plan(config: Config, cluster: Cluster) -> Planned:
-    """The best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
-    return search_of(planned_config(config), cluster).best(1)[0]
+    """The first choice on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
+    return search_of(planned_config(config), cluster).choice()
 
 
 def hosts_of_one_kind(text: str) -> Cluster:
@@ -208,12 +212,3 @@ def hosts_of_one_kind(text: str) -> Cluster:
     if len(cluster.groups) > 1:
         raise UserError(f"--cluster {text}: expected hosts of one kind, of which there may be any number")
     return cluster
-
-
-def model_lines(model: HardwareModel, note: str | None = None) -> list[str]:
-    """Every parameter of the time model, and a note about the GPU that they were fitted for, where it is another."""
-    lines = []
-    for name, value, unit, meaning in described(model):
-        shown, _, scaled = {"s": seconds, "1/s": count}.get(unit, plain)(value).partition(" ")
-        lines.append(f"{name:<24}{shown:>12} {scaled or unit:<32} {meaning}")
-    return [*lines, *filter(None, [note])]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.sources import chosen
 from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
@@ -42,7 +44,7 @@ CLASSES = {
     "pipe": ("bubble", "pipe"),
 }
 """Classes of time: kinds of the predicted and of the compiled trace. The first is a part of a predicted step."""
-APART = 0.05
+APART: Annotated[float, chosen("what a verdict names")] = 0.05
 """Predicted and compiled seconds of a class do not agree if they differ by more than this share of the step."""
 
 

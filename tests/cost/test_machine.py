@@ -1,4 +1,4 @@
-"""Plans time our kernels at most at the speed that bytes and operations of their steps allow."""
+"""Plans time our grouped matmuls at most at the speed that bytes and operations of their steps allow."""
 
 from dataclasses import replace
 
@@ -30,11 +30,3 @@ def test_grouped_products_of_a_blackwell_take_what_its_caches_allow() -> None:
     least = 2.0 * rows * n * k / bounds.grouped(n, B200)
     assert unbound.matmul(rows, n, k) < least <= slow.matmul(rows, n, k)
     assert loop.matmul(rows, n, k) == loop._replace(device=unbound.device).matmul(rows, n, k), "no kernel"
-
-
-def test_attention_is_bound_too_where_it_is_our_kernel() -> None:
-    h100 = device("h100")
-    caches = replace(h100, machine=replace(H100, l2=H100.l2 / 4))
-    asked = 1, 8, 8192, 4096.0, 128
-    assert caches.flash(*asked, "mosaic") > h100.flash(*asked, "mosaic")
-    assert caches.flash(*asked, "triton") == h100.flash(*asked, "triton")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 
@@ -26,6 +26,7 @@ from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.distributed.devices import devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import GPU, gpu_of
+from jaxpar.hardware.sources import chosen
 from jaxpar.pages.units import KIB, MIB, operations, rate, seconds
 from jaxpar.planner.calibration import compute
 from jaxpar.planner.calibration.collectives import measured_collectives
@@ -55,16 +56,25 @@ class Sizes:
     """Minimum seconds of a timed loop."""
 
 
-ON_GPU = Sizes(
+SIZES = chosen("what is measured")
+ON_GPU: Annotated[Sizes, SIZES] = Sizes(
     sequences=(0.25, 1, 4), tensor=(1, 2, 4, 8), lengths=(4096, 8192, 16384, 32768), memory=2**28,
     copies=256 * MIB, messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
 )  # fmt: skip
-ON_GPU_QUICK = replace(ON_GPU, sequences=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02)
-ON_CPU = Sizes(
+"""Sizes on GPUs."""
+ON_GPU_QUICK: Annotated[Sizes, SIZES] = replace(
+    ON_GPU, sequences=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02
+)
+"""The same with --quick."""
+ON_CPU: Annotated[Sizes, SIZES] = Sizes(
     sequences=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=4 * MIB,
     messages=(16 * KIB, 256 * KIB, 4 * MIB), loop_s=0.02,
 )  # fmt: skip
-ON_CPU_QUICK = replace(ON_CPU, sequences=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01)
+"""Sizes on CPUs."""
+ON_CPU_QUICK: Annotated[Sizes, SIZES] = replace(
+    ON_CPU, sequences=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01
+)
+"""The same with --quick."""
 
 DEFAULT_ON_GPU = Config(
     run=RunConfig(name="llama3-8b"),

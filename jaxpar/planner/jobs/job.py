@@ -14,14 +14,15 @@ from jaxpar.config.reading.typed import record_from_plain, shown
 from jaxpar.config.reading.yaml_file import read_document
 from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.sources import chosen
 from jaxpar.layers.counting import parameter_count
 from jaxpar.planner.failures import reliability, state_per_parameter
 from jaxpar.planner.report import words
 from jaxpar.planner.search.islands import search_of
 
-HOURS = 1e6
+HOURS: Annotated[float, chosen("a limit of files")] = 1e6
 """Largest number of hours that a file may name: 114 years."""
-EFFICIENT = 0.8
+EFFICIENT: Annotated[float, chosen("a word of the table of jobs")] = 0.8
 """Share of the best speed of a GPU at which a number of GPUs still counts as efficient."""
 
 
@@ -156,7 +157,7 @@ def planned_curve(config: Config, cluster: Cluster) -> Curve:
     parameters, last = parameter_count(config.model, padded=False), ""
     for gpus in numbers_of(cluster):
         try:
-            best = search_of(config, part_of(cluster, gpus)).best(1)[0].candidate
+            best = search_of(config, part_of(cluster, gpus)).choice().candidate
         except UserError as error:
             last = f"on {gpus}: {error}"
             continue

@@ -140,20 +140,6 @@ def first_in_first_out(now: float, active: Sequence[Active], gpus: int) -> Mappi
     return shares
 
 
-def equal_shares(now: float, active: Sequence[Active], gpus: int) -> Mapping[str, int]:
-    """Each job gets the same number, as far as its curve has it; what is left goes to the first that can use it."""
-    shares: dict[str, int] = {}
-    for one in active:
-        share = one.job.curve.within(gpus // len(active)) or one.job.curve.least
-        if share <= gpus - sum(shares.values()):
-            shares[one.job.name] = share
-    for one in active:
-        if one.job.name in shares:
-            others = sum(shares.values()) - shares[one.job.name]
-            shares[one.job.name] = one.job.curve.within(gpus - others)
-    return shares
-
-
 def by_curves(now: float, active: Sequence[Active], gpus: int) -> Mapping[str, int]:
     """Jobs with a deadline get the fewest GPUs that meet it, the earliest deadline first (the minimum satisfactory
     share of ElasticFlow, ASPLOS 2023, at the present moment instead of over all time slots). The other GPUs go, step by
@@ -203,7 +189,6 @@ def _gain(one: Active, old: int, new: int) -> float:
 
 POLICIES: Mapping[str, Policy] = MappingProxyType({
     "by curves": by_curves, "shortest first": shortest_first, "first in, first out": first_in_first_out,
-    "equal shares": equal_shares,
 })  # fmt: skip
 
 

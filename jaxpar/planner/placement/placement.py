@@ -17,6 +17,7 @@ from itertools import product
 from math import exp
 from pathlib import Path
 from random import Random
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float
@@ -29,6 +30,7 @@ from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.sources import chosen, counted
 from jaxpar.layers.experts.messages import row_bytes_of_ways, rows_sent
 from jaxpar.layout import plan_file
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, between_bytes, layer_shapes, matrix_numbers
@@ -38,10 +40,12 @@ from jaxpar.planner.machine import named_cluster
 
 SWAPS = 20_000
 """Swaps that are tried."""
-WARM, COLD = 0.3, 1e-3
-"""Temperatures at the start and the end, as a share of the default order's time."""
+WARM: Annotated[float, chosen("of the annealing")] = 0.3
+"""Temperature at the start, as a share of the default order's time."""
+COLD: Annotated[float, chosen("of the annealing")] = 1e-3
+"""The same at the end."""
 
-PASSES = 10
+PASSES: Annotated[int, counted("messages of a layer, below")] = 10
 """Gathers and scatters of the residual stream over tensor ranks in a layer: two of each in the forward, two of each in
 the backward, and two gathers that the backward repeats."""
 

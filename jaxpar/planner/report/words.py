@@ -14,9 +14,8 @@ from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import one_of, printable
 from jaxpar.cost.layout import Layout
 from jaxpar.memory.remat import nearest_preset
-from jaxpar.pages.render import Cell
 from jaxpar.pages.units import percent, plural, seconds, size
-from jaxpar.planner.search.asked import never_measured
+from jaxpar.planner.search.asked import never_measured, taken_by
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.step_time.chunks import why_padded
@@ -81,41 +80,33 @@ PARTS = {
 PINNED = "pinned, on the host"
 
 
-def columns(candidate: Candidate, index: int | None, batch: int, spread: Spread | None) -> dict[str, Cell]:
-    """The cells of a layout by the heads of their columns, for the terminal and for pages.
+def columns(candidate: Candidate, index: int, batch: int, spread: Spread | None) -> dict[str, str]:
+    """The cells of a layout by the heads of their columns.
 
     Args:
         candidate: the layout.
-        index: among the plans; None for others.
+        index: among the plans.
         batch: rows of a step.
         spread: of measured steps around predicted ones; None leaves the interval out.
     """
     layout, time = candidate.layout, candidate.time
-    number = lambda value: Cell(str(value), order=value)
-    interval = {}
-    if spread is not None:
-        interval[INTERVAL] = Cell(between(spread, candidate.seconds), order=spread.interval(candidate.seconds)[0])
+    interval = {} if spread is None else {INTERVAL: " to ".join(map(seconds, spread.interval(candidate.seconds)))}
     return {
-        "": Cell("", order=None) if index is None else number(index),
-        "mesh": Cell(axes(layout) + (f" {MARK}" if never_measured(layout) else "")),
-        "rows": number(layout.microbatch),
-        "µb": number(layout.microbatches(batch)),
-        "schedule": Cell(schedule(layout)),
-        "ZeRO": number(layout.zero),
-        "context": Cell(layout.context_strategy if layout.context > 1 else "-"),
-        "remat": Cell(remat(layout)),
-        "host": Cell(host(layout)),
-        "step": Cell(seconds(candidate.seconds), order=candidate.seconds),
+        "": str(index),
+        "mesh": axes(layout) + (f" {MARK}" if never_measured(layout) else ""),
+        "rows": str(layout.microbatch),
+        "µb": str(layout.microbatches(batch)),
+        "schedule": schedule(layout),
+        "ZeRO": str(layout.zero),
+        "context": layout.context_strategy if layout.context > 1 else "-",
+        "remat": remat(layout),
+        "host": host(layout),
+        "step": seconds(candidate.seconds),
         **interval,
-        "tokens/s/GPU": Cell(f"{time.tokens_per_s_per_gpu:,.0f}", order=time.tokens_per_s_per_gpu),
-        "MFU": Cell(percent(time.mfu), order=time.mfu),
-        "memory": Cell(size(candidate.memory.device), order=candidate.memory.device),
+        "tokens/s/GPU": f"{time.tokens_per_s_per_gpu:,.0f}",
+        "MFU": percent(time.mfu),
+        "memory": size(candidate.memory.device),
     }
-
-
-def between(spread: Spread, step: float) -> str:
-    """The interval of a step that is predicted to take so long."""
-    return " to ".join(map(seconds, spread.interval(step)))
 
 
 def axes(layout: Layout | AxisSizes) -> str:
@@ -202,9 +193,24 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
     return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
 
 
+def gain(plans: Sequence[Planned]) -> str | None:
+    """What the fastest plan would gain over the first, which rests on published runs; None if it is the first."""
+    best, fastest = plans[0].candidate, min((one.candidate for one in plans), key=lambda one: one.seconds)
+    if fastest.seconds == best.seconds:
+        return None
+    names = never_measured(fastest.layout)
+    taking = " ".join(f"--fix {taken_by(name, fastest.layout)}" for name in names)
+    less = percent(1 - fastest.seconds / best.seconds)
+    return (
+        f"{axes(fastest.layout)} would take {seconds(fastest.seconds)}, {less} less than 1, if no more is lost to "
+        f"{one_of(names)} than is predicted: {taking} plans with it, --verify compiles it"
+    )
+
+
 def certainty(plans: Sequence[Planned], spread: Spread) -> str:
     """Sentences on the intervals, the knowledge of the system, and the plans that may be as fast as the best."""
-    best, *others = (one.candidate.seconds for one in plans)
+    best = plans[0].candidate.seconds
+    others = [one.candidate.seconds for one in plans[1:] if one.candidate.seconds >= best]
     text = "80%: four of five measured steps are inside, as of published runs of other systems"
     if spread.runs:
         ratio = spread.factor - 1
@@ -265,12 +271,13 @@ def limit(planned: Planned) -> str:
 
 
 def difference(best: Candidate, other: Candidate) -> str:
-    """How much slower another layout is, and where it loses the time."""
+    """How much slower another layout is, and where it loses the time; or how much faster, and where it gains it."""
     lost = {name: other.time.breakdown.get(name, 0.0) - value for name, value in best.time.breakdown.items()}
-    worst = max(lost, key=lost.__getitem__)
     slower = other.seconds / best.seconds - 1
-    more = f"{seconds(lost[worst])} more of {PARTS[worst][0]}" if lost[worst] > 0 else "about the same"
-    return f"{percent(slower)} slower: {more}"
+    most = (min if slower < 0 else max)(lost, key=lost.__getitem__)
+    of = f"{seconds(abs(lost[most]))} {'less' if slower < 0 else 'more'} of {PARTS[most][0]}"
+    text = of if lost[most] * slower > 0 else "about the same"
+    return f"{percent(abs(slower))} {'faster' if slower < 0 else 'slower'}: {text}"
 
 
 def parts(breakdown: Mapping[str, float], step: float) -> list[str]:

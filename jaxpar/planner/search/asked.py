@@ -3,7 +3,7 @@ that no measured run has used."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxpar.config import UserError
 from jaxpar.config.axes import AXES
@@ -98,6 +98,22 @@ def parse_avoided(given: Sequence[str]) -> frozenset[str]:
             several = {OFFLOAD: {ACTIVATIONS, OPTIMIZER}, UNMEASURED: NEVER_MEASURED}
             found |= several.get(name, {name})
     return frozenset(found)
+
+
+def taken_by(name: str, layout: Layout) -> str:
+    """The choice that takes a mechanism of a layout, as in `--fix`."""
+    if name in STRATEGIES:
+        return f"context_strategy={name}"
+    others = {OPTIMIZER: "offload=optimizer", EXPERT: f"expert={layout.expert}", SHARED_ENDS: "pipe_ends=shared"}
+    return others.get(name, f"schedule={name}")
+
+
+def asked_for(fixed: Mapping[str, str]) -> frozenset[str]:
+    """The mechanisms that choices of `--fix` name."""
+    offload = {OPTIMIZER} if fixed.get("offload") in ("optimizer", "all") else set[str]()
+    ends = {SHARED_ENDS} if fixed.get("pipe_ends") == "shared" else set[str]()
+    experts = {EXPERT} if "expert" in fixed else set[str]()
+    return frozenset({*offload, *ends, *experts, fixed.get("schedule", ""), fixed.get("context_strategy", "")})
 
 
 def never_measured(layout: Layout) -> list[str]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
+from typing import Annotated
 
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.work import total
+from jaxpar.hardware.sources import chosen
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layout.choices.pipeline import holds
 from jaxpar.model.flops import causal_pairs, flops_per_step
@@ -24,7 +26,7 @@ from jaxpar.planner.step_time.weight_traffic import DataMessages
 
 GROUP_PARTS = ("matmuls", "attention", "other", "tensor", "exchange", "scales")
 """Parts of a step's time that no choice within a group reduces."""
-SPLIT_SHARE = 0.6
+SPLIT_SHARE: Annotated[float, chosen("a lower bound, under which no step is")] = 0.6
 """Least share of a layer's forward and backward that is not W, which is one of three matmuls and no attention."""
 
 

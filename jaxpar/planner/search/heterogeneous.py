@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import permutations
 
 from jaxpar.config.schema.model import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
@@ -141,7 +140,6 @@ class _Stages:
         self.steps = [
             timer.steps(group, network) for group, network in zip(kinds, networks or [None] * len(kinds), strict=True)
         ]
-        self._took = Memo()
 
     @cached_property
     def kind_of(self) -> tuple[int, ...]:
@@ -176,39 +174,18 @@ class _Stages:
         ]
 
     def in_proportion(self) -> Lengths:
-        """Lengths by the speed of each kind's layers; then layers move away from the slowest stage while that helps."""
+        """Lengths by the speed of each kind's layers, or equal ones if those are faster."""
         equal = even_chunks(self.timer.model.layers, len(self.kind_of))
         layers = [steps.step(self.layout).pieces.layer for steps in self.steps]
         speeds = [1 / (layer.forward.seconds + layer.backward.seconds) for layer in layers]
         if max(speeds) == min(speeds):
             return equal
         lengths = stage_lengths(self.timer.model.layers, [speeds[kind] for kind in self.kind_of])
-        while True:
-            better = min(self._moved(lengths), key=self._seconds, default=lengths)
-            if self._seconds(better) >= self._seconds(lengths):
-                return min(equal, lengths, key=self._seconds)
-            lengths = better
+        return min(equal, lengths, key=self._seconds)
 
     def _seconds(self, lengths: Lengths) -> float:
         layout = replace(self.layout, stage_layers=lengths)
-        return self._took.of(lengths, lambda: max(map(_seconds, self.of_kinds(layout))))
-
-    def _moved(self, lengths: Lengths) -> list[Lengths]:
-        """A layer of each of the longest chunks of a kind, given to the shortest chunks of another."""
-        divisions = []
-        for kind, other in permutations(range(len(self.kinds)), 2):
-            top = self._longest(lengths, kind)
-            if top == 1:
-                continue
-            new = list(lengths)
-            for giver in (c for c, own in enumerate(self.kind_of) if own == kind and lengths[c] == top):
-                new[giver] -= 1
-                new[min((c for c, own in enumerate(self.kind_of) if own == other), key=new.__getitem__)] += 1
-            divisions.append(tuple(new))
-        return divisions
-
-    def _longest(self, lengths: Lengths, kind: int) -> int:
-        return max(length for length, own in zip(lengths, self.kind_of, strict=True) if own == kind)
+        return max(map(_seconds, self.of_kinds(layout)))
 
 
 def _seconds(step: Spent) -> float:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, product, takewhile
+from typing import Annotated
 
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
@@ -29,13 +30,14 @@ from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.hardware.sources import chosen
 from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.memo import Memo, no_collection
 from jaxpar.planner.search.activation_planner import ActivationPlanner
-from jaxpar.planner.search.asked import ACTIVATIONS
+from jaxpar.planner.search.asked import ACTIVATIONS, NEVER_MEASURED, asked_for, never_measured
 from jaxpar.planner.search.bounds import Bounds
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
@@ -49,9 +51,9 @@ type Node = Candidate | Callable[[], Iterator[Child]]
 type Child = tuple[float, Node]
 """A node and its lower bound."""
 
-NEAR = 1.05
+NEAR: Annotated[float, chosen("a tolerance")] = 1.05
 """Ratio to the best time up to which the order of further layouts is exact."""
-SURE = 1 - 1e-9
+SURE: Annotated[float, chosen("a tolerance")] = 1 - 1e-9
 """Bounds are lowered by this much, since sums of floats depend on their order."""
 
 
@@ -157,6 +159,28 @@ class Search:
             return self.best(1)[0]
         except UserError:
             return None
+
+    def choice(self) -> Planned:
+        """The layout that a user gets: the first of `measured_first`. Raises `UserError`."""
+        return self.measured_first(self.best(1))[0]
+
+    def measured_first(self, plans: list[Planned]) -> list[Planned]:
+        """The best layout whose mechanisms published runs used, or `--fix` names, before `plans`, the best of all;
+        these as they are if their first is such a layout, if none fits, and on CPUs, of which no run is published."""
+        mechanisms = NEVER_MEASURED - asked_for(self.space.fixed)
+        known = [one for one in plans if mechanisms.isdisjoint(never_measured(one.candidate.layout))]
+        if is_cpu(self.cluster) or known[:1] == plans[:1]:
+            return plans
+        own = known[0] if known and known[0].candidate.seconds <= NEAR * plans[0].candidate.seconds else None
+        own = self.avoiding(mechanisms).first() if own is None else own
+        return plans if own is None else [own, *(one for one in plans if one.candidate.key != own.candidate.key)]
+
+    def avoiding(self, mechanisms: frozenset[str]) -> Search:
+        """The same search without some mechanisms."""
+        space = replace(self.space, avoided=self.space.avoided | mechanisms)
+        other = replace(self, space=space, effort=Effort(), evaluated=[], _within=float("inf"), _wanted=1, _keys=set())
+        other.model = self.model
+        return other
 
     def fastest_below(self, seconds: float) -> float | None:
         """Seconds of the best layout that jaxpar would run, if they are below `seconds`; slower ones are not timed."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from jaxpar.attention.ulysses import exchanges
 from jaxpar.config import Config
@@ -17,6 +17,7 @@ from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.layout import expert_options
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.sources import chosen
 from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.messages import exchange_of
 from jaxpar.layout.choices.pipeline import unsplit_backward_reason
@@ -35,7 +36,7 @@ ALL_GATHER = "all_gather"
 """The exchange that sends all tokens to all expert ranks."""
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
 """Chunks on a rank that are tried, where a schedule leaves it open."""
-PADDING = 0.05
+PADDING: Annotated[float, chosen("a limit of the space")] = 0.05
 """Most layers that virtual stages of unequal lengths may add, as a share of the model: 64 chunks add 2 to 126."""
 
 

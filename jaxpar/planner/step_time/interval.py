@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
-SHARE = 0.8
+from jaxpar.hardware.sources import assumed, chosen, measured
+
+SHARE: Annotated[float, chosen("the width of intervals")] = 0.8
 """Share of measured steps that an interval holds."""
 
 RESIDUALS = Path(__file__).parent / "residuals.json"
@@ -60,8 +63,10 @@ class Spread:
         return abs(log(first / second)) <= self.beside
 
 
-PUBLISHED = Spread(**json.loads(RESIDUALS.read_text(encoding="utf-8"))["spread"])
+PUBLISHED: Annotated[
+    Spread, measured("python -m benchmarks.validation --write: published runs, each system left out")
+] = Spread(**json.loads(RESIDUALS.read_text(encoding="utf-8"))["spread"])
 """The spread of plans on GPUs: jaxpar has not been timed on a cluster, and is taken to be one system more."""
 
-NOMINAL = Spread(alone=0.9, beside=0.2, shared=0.98)
+NOMINAL: Annotated[Spread, assumed("no run on CPUs is published")] = Spread(alone=0.9, beside=0.2, shared=0.98)
 """CPUs, whose numbers are nominal: nothing is known before a run was measured."""

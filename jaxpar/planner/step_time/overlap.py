@@ -9,16 +9,25 @@ them, docs/predictions.md); nothing was measured on GPUs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
+from jaxpar.hardware.sources import measured
 from jaxpar.trace.parts import WIRE, Done, Message, Part, Repeat, Run
 
-GATHERS, SCATTERS = 0.03, 0.15
-"""Least shares of gathers of weights, and of reductions of their gradients, that are waited for."""
-BESIDE, BESIDE_TENSOR = 0.4, 0.1
-"""Share of a layer that messages of weights run beside; the second where tensor ranks send messages in it."""
-HELD_GATHERS, HELD_SCATTERS = 0.41, 0.66
-"""The shares of chunks that a pipeline holds whole, whose messages have little compute beside them."""
-HOST = 0.13
+PROGRAMS = measured("benchmarks/planner/compiled.csv: programs of XLA:GPU; nothing was measured on GPUs")
+GATHERS: Annotated[float, PROGRAMS] = 0.03
+"""Least share of gathers of weights that is waited for."""
+SCATTERS: Annotated[float, PROGRAMS] = 0.15
+"""Least share of reductions of gradients that is waited for."""
+BESIDE: Annotated[float, PROGRAMS] = 0.4
+"""Share of a layer that messages of weights run beside."""
+BESIDE_TENSOR: Annotated[float, PROGRAMS] = 0.1
+"""The same of a layer in which tensor ranks send messages."""
+HELD_GATHERS: Annotated[float, PROGRAMS] = 0.41
+"""Share of gathers that is waited for, of chunks that a pipeline holds whole: little runs beside them."""
+HELD_SCATTERS: Annotated[float, PROGRAMS] = 0.66
+"""The same of reductions."""
+HOST: Annotated[float, PROGRAMS] = 0.13
 """Least share of copies of activations to and from the host."""
 
 

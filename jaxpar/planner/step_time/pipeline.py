@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from jaxpar.cost.layout import Layout
+from jaxpar.hardware.sources import counted
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.schedules.registry import SCHEDULES, make_schedule
 from jaxpar.pipeline.transfers import receiver
@@ -82,11 +83,17 @@ class Ticks(NamedTuple):
         return Ticks(tuple((tick, n) for tick, n in made.items() if n), self.splits_backward)
 
 
-FEW, MORE = 4, 8
-"""Ranks of two pipelines: at equal microbatches per rank, each further rank adds equally many ticks of each
-composition."""
-FEW_CHUNKS, MORE_CHUNKS = 2, 3
-"""Virtual stages of two pipelines, for schedules that take any number; each further one adds equally many ticks too."""
+TICKS = counted("ticks of schedules, which grow by equally many: tests/planner/step_time/test_ticks.py")
+FEW: Annotated[int, TICKS] = 4
+"""Ranks of the first of two pipelines: at equal microbatches per rank, each further rank adds equally many ticks of
+each composition."""
+MORE: Annotated[int, TICKS] = 8
+"""Ranks of the second."""
+FEW_CHUNKS: Annotated[int, TICKS] = 2
+"""Virtual stages of the first of two pipelines, for schedules that take any number; each further one adds equally many
+ticks too."""
+MORE_CHUNKS: Annotated[int, TICKS] = 3
+"""Virtual stages of the second."""
 
 
 @lru_cache(maxsize=10_000)

@@ -1,0 +1,31 @@
+"""The source of a number in the model of time, which its annotation names.
+
+    TREE: Annotated[float, cited("NCCL's cost model, src/graph/tuning.cc")] = 0.92
+
+`python -m jaxpar.plan --show-model` lists all of them (`jaxpar.planner.report.numbers`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+Kind = Literal["cited", "measured", "counted", "chosen", "assumed"]
+
+
+class Source(NamedTuple):
+    """Where a number is from."""
+
+    kind: Kind
+    """`cited`: a paper and its table, a datasheet, the code of a library. `measured`: rows of a file of the
+    repository, or a command of it. `counted`: bytes and operations of our programs. `chosen`: a limit or a
+    tolerance, which is part of no time. `assumed`: nobody measured it."""
+    text: str
+    """The source, and what of it is assumed; begins with the file or the command where it was measured here."""
+
+
+cited = partial(Source, "cited")
+measured = partial(Source, "measured")
+counted = partial(Source, "counted")
+chosen = partial(Source, "chosen")
+assumed = partial(Source, "assumed")

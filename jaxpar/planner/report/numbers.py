@@ -1,0 +1,88 @@
+"""Every number of the model of time, with its source: what `--show-model` prints."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from types import ModuleType
+from typing import NamedTuple, get_type_hints
+
+import jaxpar.compiler
+import jaxpar.cost
+import jaxpar.hardware
+import jaxpar.planner
+from jaxpar.cost.hardware_model import HardwareModel, described
+from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.sources import Source
+from jaxpar.pages.units import count, plain, seconds
+
+PACKAGES = (jaxpar.cost, jaxpar.hardware, jaxpar.compiler, jaxpar.planner)
+"""Packages whose numbers have a source."""
+
+
+class Number(NamedTuple):
+    """A constant of a module."""
+
+    name: str
+    """With its module, as in `cost.messages.TREE`."""
+    value: object
+    meaning: str
+    """The sentence that the code has below it."""
+    source: Source
+
+
+def modules() -> Iterator[ModuleType]:
+    """The modules of `PACKAGES`."""
+    for package in PACKAGES:
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            yield importlib.import_module(found.name)
+
+
+def numbers() -> list[Number]:
+    """The constants whose annotation names a source."""
+    return [one for module in modules() for one in numbers_of(module)]
+
+
+def numbers_of(module: ModuleType) -> Iterator[Number]:
+    """The constants of a module whose annotation names a source."""
+    meanings = _strings(module)
+    for name, hint in get_type_hints(module, include_extras=True).items():
+        for source in getattr(hint, "__metadata__", ()):
+            if isinstance(source, Source):
+                path = f"{module.__name__}.{name}".removeprefix("jaxpar.")
+                yield Number(path, getattr(module, name), meanings.get(name, ""), source)
+
+
+def _strings(module: ModuleType) -> Mapping[str, str]:
+    """The first sentence of the string below each annotated constant."""
+    found: dict[str, str] = {}
+    for field, string in pairwise(ast.parse(inspect.getsource(module)).body):
+        match field, string:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                found[name] = " ".join(text.split()).split(". ")[0].rstrip(".")
+    return found
+
+
+def reached_lines(model: HardwareModel, gpu: GPU) -> list[str]:
+    """Every parameter of a GPU, and its source."""
+    lines = []
+    for name, value, unit, meaning, source in described(model, gpu):
+        shown, _, scaled = {"s": seconds, "1/s": count}.get(unit, plain)(value).partition(" ")
+        lines.append(f"{name:<24}{shown:>12} {scaled or unit:<26} {meaning}  [{source.kind}: {source.text}]")
+    links = (f"{link.name}: {link.source}" for link in (gpu.node, gpu.host, gpu.network))
+    return [*lines, f"peaks, memory: {gpu.source}; {'; '.join(links)}"]
+
+
+def source_lines(found: list[Number], *kinds: str) -> list[str]:
+    """The constants of these kinds of source, one a line."""
+    shown = lambda value: f" = {value:g}" if isinstance(value, int | float) else ""
+    return [
+        f"{one.name}{shown(one.value)}: {one.meaning}  [{one.source.kind}: {one.source.text}]"
+        for kind in kinds
+        for one in found
+        if one.source.kind == kind
+    ]
