@@ -116,7 +116,7 @@ def compared(one: Shipped, *, compiles: bool = False, overrides: Sequence[str] =
     found = {"planner": first}
     try:
         own = _own(config, planned, cluster, avoided) if isinstance(config.memory.remat, str) else None
-        found["shipped"] = _as_it_is(config, cluster) if own is None else own
+        found["shipped"] = as_it_is(config, cluster) if own is None else own
     except UserError as error:  # reported in the table
         row["refused"] = str(error)
     programs = {name: verify([own], search.reached, TIMEOUT_S, DEFAULT_CACHE)[0] for name, own in found.items()} \
@@ -124,6 +124,8 @@ def compared(one: Shipped, *, compiles: bool = False, overrides: Sequence[str] =
     row |= {name: _numbers(own, programs.get(name)) for name, own in found.items()}
     if "shipped" in found:
         row["of_planner"] = found["shipped"].candidate.seconds / first.candidate.seconds
+        if compiles:
+            row["compiled_of_planner"] = row["shipped"]["compiled_seconds"] / row["planner"]["compiled_seconds"]
     return row | ({} if idle is None else {"idle": idle})
 
 
@@ -133,7 +135,7 @@ def _own(config: Config, planned: Config, cluster: Cluster, avoided: frozenset[s
     return Search(Space(planned, cluster, fixed, avoided)).best(1)[0]
 
 
-def _as_it_is(config: Config, cluster: Cluster) -> Planned:
+def as_it_is(config: Config, cluster: Cluster) -> Planned:
     """The layout of a configuration with what it sets of each layer, and its times."""
     filled, plan = plan_for(config, cluster)
     layout, search = laid_out(config, cluster)
@@ -172,6 +174,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             if "compiled_seconds" in own:
                 fits = "" if own["fits"] else ", does not fit"
                 line += f"  compiled: {seconds(own['compiled_seconds'])}, {size(own['compiled_bytes'])}{fits}"
+                line += f", {row['compiled_of_planner']:.3f} of the planner's" if name == "shipped" else ""
             lines.append(line + (f"  {row['of_planner']:.3f} of the planner's" if name == "shipped" else ""))
         lines += [f"{'':24}{row['idle']}"] if "idle" in row else []
     return "\n".join(lines)

@@ -99,6 +99,11 @@ class Layout:
         """Ranks with different rows (data ranks)."""
         return self.replica * self.fsdp * self.expert
 
+    @property
+    def offloads_names(self) -> bool:
+        """Whether `remat` names activations that go to the host."""
+        return not isinstance(self.remat, str) and any("offload" in dict(named).values() for _, named in self.remat)
+
     def first_layers(self, layers: int) -> Layout:
         """The layout of a chunk of so many layers: its `remat` is that of the first rows of the longest chunk."""
         if isinstance(self.remat, str):

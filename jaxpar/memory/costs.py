@@ -30,6 +30,8 @@ class LayerCosts:
     """Seconds of the layer's backward, without recomputation; copies from the host hide behind it."""
     host_bandwidth: float = float("inf")
     """Bytes per second and direction to the host's memory."""
+    waited: float = 0.0
+    """Least share of copies that the layer waits for, however much there is to hide them."""
 
     def __post_init__(self) -> None:
         made = [name for one in self.recomputations for name in one.outputs]
@@ -38,4 +40,5 @@ class LayerCosts:
     def exposed_seconds(self, offloaded: float) -> float:
         """Seconds that a layer waits for so many bytes: what forward and backward are too short to hide."""
         copy = offloaded / self.host_bandwidth
-        return max(0.0, copy - self.forward_seconds) + max(0.0, copy - self.backward_seconds)
+        least = self.waited * copy
+        return max(least, copy - self.forward_seconds) + max(least, copy - self.backward_seconds)

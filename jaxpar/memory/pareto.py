@@ -94,9 +94,9 @@ def layer_frontier(costs: LayerCosts, *, offload: bool = True) -> list[Point]:
             (d + device, t + time, h + host, chosen | added)
             for (d, t, h, chosen), (device, time, host, added) in product(points, options)
         ]
-        points = [sums[i] for i in _undominated([entry[:3] for entry in sums])]
+        points = [sums[i] for i in undominated([entry[:3] for entry in sums])]
     exposed = [(d, t + _exposed(costs, h), h, chosen) for d, t, h, chosen in points]
-    frontier = [exposed[i] for i in _undominated([entry[:3] for entry in exposed])]
+    frontier = [exposed[i] for i in undominated([entry[:3] for entry in exposed])]
     return [Point(d, t, h, tuple(chosen[name] for name in names)) for d, t, h, chosen in frontier]
 
 
@@ -178,7 +178,7 @@ def cheapest_of_kinds(
             for (d, t, h, chosen), p in product(sums, frontiers[kind])
             if d + n * p.device_bytes <= budget_bytes and h + n * p.host_bytes <= host_budget_bytes
         ]
-        sums = [more[i] for i in _undominated([entry[:3] for entry in more])] if more else []
+        sums = [more[i] for i in undominated([entry[:3] for entry in more])] if more else []
     last_sums = number[last] * np.array([_triple(point) for point in frontiers[last]], np.int64)
     best = _best_sum(np.array([entry[:3] for entry in sums], np.int64), last_sums, budget_bytes, host_budget_bytes)
     if best is None:
@@ -267,7 +267,7 @@ def _options(
     return options
 
 
-def _undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
+def undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
     """The triples that no other one dominates, in increasing order; of equals the first."""
     ordered, place = np.unique(np.array(triples, np.int64), axis=0, return_index=True)
     frontier = np.empty_like(ordered)

@@ -164,6 +164,7 @@ def batch(ranks: int, rows: int, microbatches: int) -> str:
 def host(layout: Layout) -> str:
     """A phrase for the arrays that are stored on the host."""
     words = [f"{percent(layout.offload_fraction, digits=0)} of activations"] if layout.offload_fraction else []
+    words = ["activations"] if not words and layout.offloads_names else words
     return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
 
 
@@ -178,7 +179,7 @@ def meanings(plans: Sequence[Planned]) -> list[str]:
         found.append("chunks: parts of the layers that each pipe rank has, which it takes in turn")
     if "shared ends" in text:
         found.append("shared ends: embedding and head are split over all pipe ranks")
-    if any(layout.offload_fraction for layout in layouts):
+    if any(layout.offload_fraction or layout.offloads_names for layout in layouts):
         found.append("host: what waits in the host's memory; of activations the part between forward and backward")
     return found
 

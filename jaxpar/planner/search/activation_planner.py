@@ -18,12 +18,14 @@ from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, Units
 from jaxpar.layout.resident_state import resident_weights
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import saved_bytes
-from jaxpar.memory.pareto import NothingFits, Point, cheapest_of_kinds, layer_frontier
+from jaxpar.memory.host_points import cheapest_with_host, host_points
+from jaxpar.memory.pareto import NO_LIMIT, NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
-from jaxpar.memory.remat import joined, runs_by_kind
+from jaxpar.memory.remat import LAYER_INPUT, joined, runs_by_kind
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.search.kernels import Kernels
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
+from jaxpar.planner.step_time.overlap import HOST
 
 SHARES = 20
 """Parts in which the share of activations on the host is searched."""
@@ -47,6 +49,8 @@ class ActivationPlanner(Kernels):
     """Bytes of a device that may be planned for."""
     fixed_remat: str | None = None
     may_offload: bool = True
+    host_limit: int | None = None
+    """Bytes of host memory that a GPU may have pinned; None is no limit."""
 
     def options(self) -> Iterator[Kept]:
         """The choices that fit; if everything can be saved, only that."""
@@ -60,6 +64,7 @@ class ActivationPlanner(Kernels):
                 yield from self._with_host(preset)
         if self.fixed_remat is None:
             yield from self._mixture()
+            yield from self._mixture_with_host()
 
     def least(self) -> MemoryEstimate:
         """The least memory: everything recomputed, and nothing more on the host."""
@@ -74,6 +79,9 @@ class ActivationPlanner(Kernels):
                 share = floor(SHARES * self._hidden(preset)) / SHARES
                 if share and preset != "full":
                     yield self.memory(preset, share).device
+        if self._maps_to_host:
+            inputs = LayerRun(len(self.kinds), of_all_names({LAYER_INPUT: "offload"}, self._names))
+            yield self.memory(self._as_map((inputs,))).device
 
     def memory(self, remat: Remat, share: float = 0.0) -> MemoryEstimate:
         """The memory of this choice where layers keep so much, with that share of it on the host."""
@@ -180,12 +188,48 @@ class ActivationPlanner(Kernels):
             found = cheapest_of_kinds(self.costs, self.kinds, room // units, points=frontiers)
         except NothingFits:
             return
-        runs: Runs = joined(LayerRun(layers, of_all_names(own, self._names)) for layers, own in found)
-        made = {name for costs in self.costs.values() for name in costs.sizes}
-        remat = as_remat(runs, [name for name in self._names if name in made])
+        yield from self._of_runs(joined(LayerRun(layers, of_all_names(own, self._names)) for layers, own in found))
+
+    def _mixture_with_host(self) -> Iterator[Kept]:
+        """The cheapest maps with activations on the host."""
+        if not self._maps_to_host:
+            return
+        least, units = self.memory("full"), self.slots.stash
+        room = self.limit - (least.device - least.saved_activations)
+        if self.host_limit is not None and self.host_limit < least.host:
+            return
+        host = NO_LIMIT if self.host_limit is None else (self.host_limit - least.host) // units
+        costs = {kind: replace(own, waited=HOST) for kind, own in self.costs.items()}
+        points = {kind: self._host_points(own) for kind, own in costs.items()}
+        budget = lambda most: (room - IN_TRANSIT * most) // units
+        try:
+            found = cheapest_with_host(costs, self.kinds, budget, host, points)
+        except NothingFits:
+            return
+        yield from self._of_runs(joined(LayerRun(layers, of_all_names(own, self._names)) for layers, own in found))
+
+    def _of_runs(self, runs: Runs) -> Iterator[Kept]:
+        """Layers that keep what `runs` state, if that fits."""
+        remat = self._as_map(runs)
         memory = self.memory(remat)
         if memory.device <= self.limit:
             yield self._with_state(Kept(self.layout(remat), memory))
+
+    @property
+    def _maps_to_host(self) -> bool:
+        """Whether maps with activations on the host are searched. Ranks of a pipeline offload a share instead, the
+        same of each chunk."""
+        return self.may_offload and self.fixed_remat is None and self.choice.schedule == ONE_STAGE
+
+    def _as_map(self, runs: Runs) -> Remat:
+        """Runs with the activations of the model's layers."""
+        made = {name for costs in self.costs.values() for name in costs.sizes}
+        return as_remat(runs, [name for name in self._names if name in made])
+
+    def _host_points(self, costs: LayerCosts) -> list[Point]:
+        """Choices of a layer with activations on the host."""
+        key = "host points", costs.forward_seconds, costs.backward_seconds, *costs.sizes.items(), *costs.recomputations
+        return self.known.of(key, lambda: host_points(costs))
 
     def _with_state(self, option: Kept) -> Kept:
         """With the optimizer's state that stays on the device beside that."""

@@ -290,7 +290,8 @@ class Search:
         offloads = fixed.get("offload") in (None, "activations", "all") and ACTIVATIONS not in self.space.avoided
         remat = fixed.get("remat")
         return ActivationPlanner(
-            self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, known=self._known
+            self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, self.host_limit,
+            known=self._known,
         )  # fmt: skip
 
     @property
