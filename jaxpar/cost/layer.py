@@ -218,7 +218,8 @@ class _Layer:
         heads, widths = shape.model.heads // shape.tensor, (head_dim(shape.model), value_dim(shape.model))
         asked = shape.rows, max(1, heads), case.part, shape.keys_per_query
         if kernels == "xla":
-            return self.device.blocks(*asked, sum(widths) // 2, case.item)
+            shared = max(1, heads) // shape.kv_heads
+            return self.device.blocks(*asked, sum(widths) // 2, case.item, max(1, shared))
         return self.device.flash(*asked, widths[0], kernels, case.item, widths[1])
 
     @cached_property
