@@ -7,6 +7,7 @@ which gradients it makes: whoever reads a program or a profile reads the name.
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ BACKWARD = ("scores", "slopes", "dv", "dk", "dq")
 _OF_VALUES = ("output", "slopes", "dv")
 """Products along, or of, the width of a value."""
 _SCOPE = re.compile(r"attention((?:\.[a-z]+)+?)(\.causal)?(?:\.window(\d+))?")
+_VISITED = re.compile(r"attention_blocks\.(\d+)of(\d+)")
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,24 @@ class Work:
 def multiplies(mask: Mask, *products: str) -> Any:
     """The scope to launch a kernel in that makes these products."""
     return jax.named_scope(Work(products, mask.causal, mask.window).name)
+
+
+def visiting(mask: Mask, keys: int, query_block: int, kv_block: int) -> AbstractContextManager[object]:
+    """A scope for the choice whether a pair of blocks is computed, which states the pairs that are, of all.
+
+    Exact where queries are a whole row; else the mean, as in `Work.pairs`. Documents and prefixes count as if they were
+    not there.
+    """
+    visited, rows, columns = 0, -(-keys // query_block), -(-keys // kv_block)
+    for row in range(rows):
+        first, last = row * query_block, min(keys, (row + 1) * query_block) - 1
+        low = 0 if mask.window is None else max(0, first - mask.window + 1)
+        high = last if mask.causal else keys - 1 if mask.window is None else min(keys - 1, last + mask.window - 1)
+        visited += high // kv_block - low // kv_block + 1
+    return jax.named_scope(f"attention_blocks.{visited}of{rows * columns}")
+
+
+def visited_share(scope: str) -> float | None:
+    """The share of pairs of blocks that the name of a scope states; None for another scope."""
+    match = _VISITED.fullmatch(scope)
+    return None if match is None else int(match[1]) / int(match[2])
