@@ -31,11 +31,13 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.pages.units import plural
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.stage_work import layout_of
+from jaxpar.planner.step_time.model import StepTime
 from jaxpar.trace.parts import Run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -198,10 +200,10 @@ def laid_out(config: Config, cluster: Cluster) -> tuple[Layout, Search]:
     return layout_of(filled, plan, search), search
 
 
-def predicted(config: Config, cluster: Cluster) -> Mapping[str, float]:
-    """The planner's seconds of its step by part."""
+def predicted(config: Config, cluster: Cluster) -> StepTime:
+    """The planner's step."""
     layout, search = laid_out(config, cluster)
-    return search.timer.step(layout).breakdown
+    return search.timer.step(layout)
 
 
 def write_rows(programs: Sequence[Program], file: Path = COMPILED, parts: Path = PARTS) -> None:
@@ -232,10 +234,12 @@ def table(programs: Sequence[Program]) -> list[str]:
         f"| | configuration, cluster | mesh | compute | {' | '.join(SHOWN)} | others | waits | planner | |",
         "|---" * (len(SHOWN) + 8) + "|",
     ]
-    differences = list[float]()
+    differences, steps = list[float](), list[float]()
     for number, one in enumerate(programs, 1):
-        parts = predicted(*prepared(one))
-        expected = sum(parts[name] for name in WAITED)
+        found = predicted(*prepared(one))
+        expected = sum(found.breakdown[name] for name in WAITED)
+        if one.parts:
+            steps.append(found.program.seconds / one.times.step.seconds - 1)
         cells = [_waited(one, (kind,)) for kind in SHOWN.values()]
         cells.append(_waited(one, [kind for kind in MESSAGES if kind not in (*SHOWN.values(), "pipe")]))
         waits = sum(seconds for name, seconds in one.exposed.items() if name != "pipe")
@@ -245,9 +249,13 @@ def table(programs: Sequence[Program]) -> list[str]:
             f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {one.compute:.3g} s | "
             f"{' | '.join(cells)} | {waits:.3g} s | {expected:.3g} s | {differences[-1]:+.1%} |"
         )
-    sizes = [abs(one) for one in differences]
-    of_step = f"{median(sizes):.1%} of the step in the median, {max(sizes):.1%} at most"
-    return [*lines, "", f"The planner's seconds of waiting are apart from the programs' by {of_step}."]
+    apart = lambda shares: (
+        f"{median(map(abs, shares)):.1%} of a step in the median, {max(map(abs, shares)):.1%} at most"
+    )
+    lines += ["", f"The planner's seconds of waiting are apart from the programs' by {apart(differences)}."]
+    if steps:
+        lines.append(f"Its steps are apart from those of {plural(len(steps), 'program')} by {apart(steps)}.")
+    return lines
 
 
 def _waited(one: Program, kinds: Sequence[str]) -> str:

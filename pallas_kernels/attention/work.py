@@ -83,19 +83,25 @@ def multiplies(mask: Mask, *products: str) -> Any:
     return jax.named_scope(Work(products, mask.causal, mask.window).name)
 
 
+def visited_blocks(causal: bool, window: int | None, keys: int, query_block: int, kv_block: int) -> int:
+    """Pairs of blocks of queries and keys of a row of which the mask keeps some; documents and prefixes count as if
+    they were not there."""
+    visited = 0
+    for first in range(0, keys, query_block):
+        last = min(keys, first + query_block) - 1
+        low = 0 if window is None else max(0, first - window + 1)
+        high = last if causal else keys - 1 if window is None else min(keys - 1, last + window - 1)
+        visited += high // kv_block - low // kv_block + 1
+    return visited
+
+
 def visiting(mask: Mask, keys: int, query_block: int, kv_block: int) -> AbstractContextManager[object]:
     """A scope for the choice whether a pair of blocks is computed, which states the pairs that are, of all.
 
-    Exact where queries are a whole row; else the mean, as in `Work.pairs`. Documents and prefixes count as if they were
-    not there.
+    Exact where queries are a whole row; else the mean, as in `Work.pairs`.
     """
-    visited, rows, columns = 0, -(-keys // query_block), -(-keys // kv_block)
-    for row in range(rows):
-        first, last = row * query_block, min(keys, (row + 1) * query_block) - 1
-        low = 0 if mask.window is None else max(0, first - mask.window + 1)
-        high = last if mask.causal else keys - 1 if mask.window is None else min(keys - 1, last + mask.window - 1)
-        visited += high // kv_block - low // kv_block + 1
-    return jax.named_scope(f"attention_blocks.{visited}of{rows * columns}")
+    visited = visited_blocks(mask.causal, mask.window, keys, query_block, kv_block)
+    return jax.named_scope(f"attention_blocks.{visited}of{-(-keys // query_block) * -(-keys // kv_block)}")
 
 
 def visited_share(scope: str) -> float | None:
