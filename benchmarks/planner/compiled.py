@@ -4,9 +4,9 @@
     python -m benchmarks.planner.compiled --write                     # compiles every row again: an hour
     python -m benchmarks.planner.compiled --write --only 3 7          # these rows alone
 
-To add a program, add a row with its first three columns (a file of configs/, a cluster, and what `--set` changes) to
-benchmarks/planner/compiled.csv, and write it. Nothing in it was measured on GPUs: times are those of the
-fitted model of GPUs and links, and what is exposed follows from the program's schedule.
+To add a program, add a row with its first three columns (a file of configs/, a cluster, and what `--set` changes) at
+the end of benchmarks/planner/compiled.csv, and write it. Its parts (shapes, bytes and how often) are in parts.csv;
+seconds follow from them by the rates and the clock of today, which nothing was measured on GPUs for.
 """
 
 from __future__ import annotations
@@ -14,25 +14,31 @@ from __future__ import annotations
 import csv
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from statistics import median
 
+from benchmarks.planner.parts import PARTS, Row, Times, read_parts, rows_of, times_of, write_parts
 from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for
-from jaxpar.compiler.program.attribution import part_of
+from jaxpar.compiler.program.attribution import Movement, part_of
 from jaxpar.compiler.report import Analysis, make_report
-from jaxpar.compiler.report.record import Collective
+from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.pages.units import plural
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.stage_work import layout_of
+from jaxpar.planner.step_time.model import StepTime
+from jaxpar.trace.parts import Run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 COMPILED = Path(__file__).parent / "compiled.csv"
@@ -50,8 +56,8 @@ SHOWN = {
 }  # fmt: skip
 """Columns of the table, and kinds of `MESSAGES`."""
 HEAD = (
-    "# Seconds of a step of compiled programs, by kind of message: needed, and exposed (no compute hides them).",
-    "# Of XLA's GPU compiler, with the fitted model of GPUs and links; nothing was measured on GPUs.",
+    "# Compiled programs, of XLA's GPU compiler, by what they were made from; their parts are in parts.csv.",
+    "# Seconds of a step, needed and exposed by kind of message: of rows that were compiled before parts were kept.",
     "# The command of a row: python -m jaxpar.inspect --config configs/CONFIG.yaml --cluster CLUSTER --set OVERRIDES",
     "# python -m benchmarks.planner.compiled --write renews it.",
 )
@@ -79,12 +85,34 @@ class Program:
     """`section.key=value`, as for `--set`."""
     mesh: str = ""
     """In words."""
-    compute: float = 0.0
-    """Seconds of all kernels of a step."""
-    needed: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of messages by kind of `MESSAGES`."""
-    exposed: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of these messages that no compute hides."""
+    parts: tuple[Row, ...] = ()
+    """Of the program; none of one that was compiled before they were kept."""
+    before: Times | None = None
+    """Seconds of such a program."""
+
+    @cached_property
+    def times(self) -> Times:
+        """The program on the clock."""
+        if not self.parts:
+            assert self.before is not None, "a row that was written"
+            return self.before
+        cluster = parse_cluster(self.cluster)
+        return times_of(self.parts, StepTimer(cluster.gpu, cluster, hardware_of(cluster.gpu)))
+
+    @property
+    def compute(self) -> float:
+        """Seconds of all kernels of a step."""
+        return self.times.step.compute
+
+    @property
+    def needed(self) -> Mapping[str, float]:
+        """Seconds of messages of a step by kind of `MESSAGES`."""
+        return self.times.needed
+
+    @property
+    def exposed(self) -> Mapping[str, float]:
+        """Seconds of these messages that no compute hides."""
+        return self.times.exposed
 
     @property
     def command(self) -> str:
@@ -93,21 +121,24 @@ class Program:
         return " ".join([*words, *(f"--set {quote(one)}" for one in self.overrides)])
 
 
-def read_programs(file: Path = COMPILED) -> list[Program]:
-    """The rows of a file. Raises `UserError` for one that is not of this form."""
+def read_programs(file: Path = COMPILED, parts: Path = PARTS) -> list[Program]:
+    """The rows of a file, with their parts. Raises `UserError` for one that is not of this form."""
+    found = read_parts(parts)
     with file.open(newline="") as stream:
         lines = (line for line in stream if not line.startswith("#"))
-        return [_read(f"{file.name}: row {number}", row) for number, row in enumerate(csv.DictReader(lines), 1)]
+        return [
+            _read(f"{file.name}: row {number}", row, tuple(found.get(number, ())))
+            for number, row in enumerate(csv.DictReader(lines), 1)
+        ]
 
 
-def _read(place: str, row: Mapping[str, str]) -> Program:
+def _read(place: str, row: Mapping[str, str], parts: tuple[Row, ...]) -> Program:
     try:
         needed = {name: float(row[name] or 0) for name in MESSAGES}
         exposed = {name: float(row[f"{name}_exposed"] or 0) for name in MESSAGES}
-        return Program(
-            row["config"], row["cluster"], tuple(row["overrides"].split()), row["mesh"],
-            float(row["compute"] or 0), needed, exposed,
-        )  # fmt: skip
+        compute = float(row["compute"] or 0)
+        before = Times(Run(compute + sum(exposed.values()), compute), needed, exposed) if compute else None
+        return Program(row["config"], row["cluster"], tuple(row["overrides"].split()), row["mesh"], parts, before)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{place}: expected a cell in each column, numbers in those of seconds; {error}") from None
 
@@ -128,9 +159,10 @@ def compiled(program: Program) -> Program:
     if not report.fits:
         raise UserError(f"{program.command}: the program does not fit, and then XLA gives up overlap")
     layout, _ = laid_out(config, cluster)
-    needed, exposed = by_kind(report.collectives, copied(layout))
-    mesh = words.axes(layout)
-    return replace(program, mesh=mesh, compute=report.compute_seconds, needed=needed, exposed=exposed)
+    parts = rows_of(analysis, {
+        one.transfer.start.name: shares(one, copied(layout)) for one in analysis.movements
+    })  # fmt: skip
+    return replace(program, mesh=words.axes(layout), parts=tuple(parts), before=None)
 
 
 def copied(layout: Layout) -> str:
@@ -140,27 +172,25 @@ def copied(layout: Layout) -> str:
     return "state" if layout.optimizer_offload and not activations else "host"
 
 
-def by_kind(collectives: Iterable[Collective], copied: str = "host") -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of messages, needed and exposed, by kind of `MESSAGES`, but for `ROWS`; `copied` is that of copies to the
-    host."""
-    needed: dict[str, float] = defaultdict(float)
-    exposed: dict[str, float] = defaultdict(float)
-    for row in collectives:
-        if row.collective in ROWS:
-            continue
-        kind = kind_of(row)
-        kind = copied if kind == "host" else kind
-        needed[kind] += row.seconds
-        exposed[kind] += row.exposed_s
-    return dict(needed), dict(exposed)
+def shares(one: Movement, copied: str) -> dict[str, float]:
+    """The shares of a message's time by kind of `MESSAGES`, by bytes, but for `ROWS`; `copied` is the kind of copies to
+    and from the host."""
+    found: dict[str, float] = defaultdict(float)
+    for part in one.parts:
+        if one.transfer.channel == "host":
+            found[copied] += part.sent_bytes / one.sent_bytes
+        elif part.collective not in ROWS:
+            share = part.sent_bytes / one.sent_bytes if one.sent_bytes else 1 / len(one.parts)
+            found[kind_of(one.axis, part.collective)] += share
+    return dict(found)
 
 
-def kind_of(row: Collective) -> str:
-    """The kind of `MESSAGES` of a transfer."""
-    part = part_of(row.axis, row.collective)
+def kind_of(axis: str, collective: str | None) -> str:
+    """The kind of `MESSAGES` of a collective over axes joined by `+`."""
+    part = part_of(axis, collective)
     if part != "data":
         return "experts" if part == "exchange" else part
-    return KINDS.get(row.collective, "sums")
+    return KINDS.get(collective or "", "sums")
 
 
 def laid_out(config: Config, cluster: Cluster) -> tuple[Layout, Search]:
@@ -170,14 +200,15 @@ def laid_out(config: Config, cluster: Cluster) -> tuple[Layout, Search]:
     return layout_of(filled, plan, search), search
 
 
-def predicted(config: Config, cluster: Cluster) -> Mapping[str, float]:
-    """The planner's seconds of its step by part."""
+def predicted(config: Config, cluster: Cluster) -> StepTime:
+    """The planner's step."""
     layout, search = laid_out(config, cluster)
-    return search.timer.step(layout).breakdown
+    return search.timer.step(layout)
 
 
-def write_rows(programs: Sequence[Program], file: Path = COMPILED) -> None:
-    """The file, with these rows."""
+def write_rows(programs: Sequence[Program], file: Path = COMPILED, parts: Path = PARTS) -> None:
+    """The files, with these rows."""
+    write_parts({number: one.parts for number, one in enumerate(programs, 1)}, parts)
     with file.open("w", newline="") as stream:
         stream.write("\n".join(HEAD) + "\n")
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
@@ -187,12 +218,12 @@ def write_rows(programs: Sequence[Program], file: Path = COMPILED) -> None:
 
 def _cells(one: Program) -> dict[str, str]:
     shown = lambda seconds: f"{seconds:.4g}" if seconds else ""
-    row = {
-        "config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides), "mesh": one.mesh,
-        "compute": shown(one.compute),
-    }  # fmt: skip
+    row = {"config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides), "mesh": one.mesh}
+    if one.before is None:
+        return row
+    row |= {"compute": shown(one.before.step.compute)}
     for name in MESSAGES:
-        row |= {name: shown(one.needed.get(name)), f"{name}_exposed": shown(one.exposed.get(name))}
+        row |= {name: shown(one.before.needed[name]), f"{name}_exposed": shown(one.before.exposed[name])}
     return row
 
 
@@ -203,10 +234,12 @@ def table(programs: Sequence[Program]) -> list[str]:
         f"| | configuration, cluster | mesh | compute | {' | '.join(SHOWN)} | others | waits | planner | |",
         "|---" * (len(SHOWN) + 8) + "|",
     ]
-    differences = list[float]()
+    differences, steps = list[float](), list[float]()
     for number, one in enumerate(programs, 1):
-        parts = predicted(*prepared(one))
-        expected = sum(parts[name] for name in WAITED)
+        found = predicted(*prepared(one))
+        expected = sum(found.breakdown[name] for name in WAITED)
+        if one.parts:
+            steps.append(found.program.seconds / one.times.step.seconds - 1)
         cells = [_waited(one, (kind,)) for kind in SHOWN.values()]
         cells.append(_waited(one, [kind for kind in MESSAGES if kind not in (*SHOWN.values(), "pipe")]))
         waits = sum(seconds for name, seconds in one.exposed.items() if name != "pipe")
@@ -216,9 +249,13 @@ def table(programs: Sequence[Program]) -> list[str]:
             f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {one.compute:.3g} s | "
             f"{' | '.join(cells)} | {waits:.3g} s | {expected:.3g} s | {differences[-1]:+.1%} |"
         )
-    sizes = [abs(one) for one in differences]
-    of_step = f"{median(sizes):.1%} of the step in the median, {max(sizes):.1%} at most"
-    return [*lines, "", f"The planner's seconds of waiting are apart from the programs' by {of_step}."]
+    apart = lambda shares: (
+        f"{median(map(abs, shares)):.1%} of a step in the median, {max(map(abs, shares)):.1%} at most"
+    )
+    lines += ["", f"The planner's seconds of waiting are apart from the programs' by {apart(differences)}."]
+    if steps:
+        lines.append(f"Its steps are apart from those of {plural(len(steps), 'program')} by {apart(steps)}.")
+    return lines
 
 
 def _waited(one: Program, kinds: Sequence[str]) -> str:

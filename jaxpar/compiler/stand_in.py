@@ -56,7 +56,7 @@ def _note(name: str, release: str) -> str:
     )
 
 
-def counts_one_backward(plan: Plan) -> bool:
-    """Whether all attention of a run is cuDNN's, which makes all gradients in one launch of values as wide as keys,
-    whatever stands in for it."""
-    return {choice.name for choice in plan.attention.values()} == {"cudnn"}
+def attention_of(plan: Plan) -> str | None:
+    """The implementation of all attention of a run, whatever stands in for it; None where kinds of layers differ."""
+    names = {choice.name for choice in plan.attention.values()}
+    return names.pop() if len(names) == 1 else None

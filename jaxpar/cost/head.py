@@ -37,7 +37,7 @@ def head_time(case: LayerCase, vocab: int, device: Device, network: Network, end
     item = case.item
     forward = device.matmul(case.tokens, columns, case.embed, 1, item, item)
     inward = device.matmul(case.tokens, case.embed, columns, 1, item, item)
-    weight = 0.0 if case.frozen else device.matmul(columns, case.embed, case.tokens, 1, 8, item)
+    weight = 0.0 if case.frozen else device.matmul(case.embed, columns, case.tokens, 1, 8, item)
     messages = LayerMessages(case, network)
     embed = device.bytes_seconds(case.between * 4 + case.between * (0 if case.frozen else 10))
     other = device.bytes_seconds(PASSES * float(case.tokens) * columns) + embed / 2

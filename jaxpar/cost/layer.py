@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import ceil
 from types import MappingProxyType
 from typing import Annotated
 
-from jaxpar.config.counting import head_dim, value_dim
+from jaxpar.config.counting import head_dim, value_dim, window_of
 from jaxpar.cost.dense import Dense
 from jaxpar.cost.experts import Experts
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layer_messages import LayerMessages
 from jaxpar.cost.messages import Network
-from jaxpar.cost.operations import USUAL_ATTENTION, Device
+from jaxpar.cost.operations import SCORES_BLOCK, USUAL_ATTENTION, Device
 from jaxpar.cost.work import Counted, Work, total
 from jaxpar.hardware.sources import counted
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Recurrence, Traffic
 from jaxpar.memory.layer_shape import RECEIVED, ROUTED
+from pallas_kernels.attention.work import visited_blocks
 
 HEAD_NORMS: Annotated[
     tuple[float, float],
@@ -222,8 +224,16 @@ class _Layer:
         heads, widths = shape.model.heads // shape.tensor, (head_dim(shape.model), value_dim(shape.model))
         asked = shape.rows, max(1, heads), case.part, shape.keys_per_query
         if kernels == "xla":
-            return self.device.blocks(*asked, sum(widths) // 2, case.item)
+            return self._blocks(max(1, heads), sum(widths) // 2)
         return self.device.flash(*asked, widths[0], kernels, case.item, widths[1])
+
+    def _blocks(self, heads: int, width: int) -> tuple[float, float]:
+        """The same in plain JAX, of so many query heads."""
+        case, shape, model = self.case, self.shape, self.shape.model
+        block = min(SCORES_BLOCK, shape.sequence)
+        visited = visited_blocks(model.causal, window_of(model), shape.sequence, block, block)
+        met = visited * block / ceil(shape.sequence / block)
+        return self.device.blocks(shape.rows, heads, case.part, met, width, case.item, max(1, heads // shape.kv_heads))
 
     @cached_property
     def context(self) -> tuple[float, float]:

@@ -169,24 +169,26 @@ class Device:
         return flops / (rate * ATTENTION_BACKWARD if backward else rate) + exponentials
 
     def blocks(
-        self, rows: int, heads: int, queries: int, keys: float, width: int, item: int = 2
+        self, rows: int, heads: int, queries: int, keys: float, width: int, item: int = 2, shared: int = 1
     ) -> tuple[float, float]:
         """Seconds of attention in plain JAX, forward and backward: blocks that the mask empties are skipped.
 
+        `keys` are those of the blocks that a query meets; `shared` query heads of a key head are rows of one matmul.
         Every matmul reads its operands from memory and writes float32, and what is between them are passes over a
         block's float32 scores (`pallas_kernels/attention/reference.py`). Bytes per pair, those of the matmuls apart.
         Forward: the greatest score is read (4), the exponential reads and writes (4 and an item), its sum reads an
         item; sums of values are read twice and written (12 of a value's number). Backward: scores and the gradient of
         the probabilities are read (8), both are written as items; three float32 sums likewise. Not measured.
         """
-        seen = keys + SCORES_BLOCK / 2
-        batch, block, pairs = rows * heads, min(SCORES_BLOCK, queries), float(rows) * heads * queries * seen
-        turns = pairs / (float(batch) * block * block)
-        product = turns * self.matmul(block, block, width, batch, 4, item)
-        back = turns * self.matmul(block, width, block, batch, 4, item)
+        batch, block, pairs = rows * heads // shared, min(SCORES_BLOCK, queries), float(rows) * heads * queries * keys
+        turns, tall = pairs / (float(batch) * shared * block * block), shared * block
+        product, back, of_keys = (
+            turns * self.matmul(m, n, k, batch, 4, item)
+            for m, n, k in ((tall, block, width), (tall, width, block), (block, width, tall))
+        )
         sums = 12.0 * width / block
         forward = product + back + self.bytes_seconds(pairs * (8.0 + 2 * item + sums))
-        backward = 2 * product + 3 * back + self.bytes_seconds(pairs * (8.0 + 2 * item + 3 * sums))
+        backward = 2 * product + back + 2 * of_keys + self.bytes_seconds(pairs * (8.0 + 2 * item + 3 * sums))
         return forward, backward
 
 

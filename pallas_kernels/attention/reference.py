@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.blocks import Blocks, loop
 from pallas_kernels.attention.derivative import ForwardBackward
 from pallas_kernels.attention.settings import MaskInputs, Settings
+from pallas_kernels.attention.work import visiting
 from pallas_kernels.masks import Mask, allowed, visited_blocks
 from pallas_kernels.varying import vary_over, varying_axes
 
@@ -215,11 +216,13 @@ class _Cut:
     queries: Blocks
     keys: Blocks
     kv_heads: int
+    mask: Mask
 
     @classmethod
     def of(cls, settings: Settings, q: jax.Array, k: jax.Array) -> _Cut:
         queries = Blocks.at_most(settings.query_block, q.shape[1], settings.run)
-        return cls(queries, Blocks.at_most(settings.kv_block, k.shape[1], settings.run), k.shape[2])
+        keys = Blocks.at_most(settings.kv_block, k.shape[1], settings.run)
+        return cls(queries, keys, k.shape[2], settings.mask)
 
     def split_queries(self, x: jax.Array) -> jax.Array:
         """[b, queries, heads, ...] -> [blocks, b, k, q, g, ...]"""
@@ -253,7 +256,8 @@ class _Cut:
         """Skip a pair of blocks that the mask empties; the only pair is always computed."""
         if self.queries.count * self.keys.count == 1:
             return compute(state)
-        return lax.cond(visited, compute, lambda state: state, state)
+        with visiting(self.mask, self.keys.count * self.keys.size, self.queries.size, self.keys.size):
+            return lax.cond(visited, compute, lambda state: state, state)
 
 
 def _zeros_like(x: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ which gradients it makes: whoever reads a program or a profile reads the name.
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ BACKWARD = ("scores", "slopes", "dv", "dk", "dq")
 _OF_VALUES = ("output", "slopes", "dv")
 """Products along, or of, the width of a value."""
 _SCOPE = re.compile(r"attention((?:\.[a-z]+)+?)(\.causal)?(?:\.window(\d+))?")
+_VISITED = re.compile(r"attention_blocks\.(\d+)of(\d+)")
 
 
 @dataclass(frozen=True)
@@ -79,3 +81,30 @@ class Work:
 def multiplies(mask: Mask, *products: str) -> Any:
     """The scope to launch a kernel in that makes these products."""
     return jax.named_scope(Work(products, mask.causal, mask.window).name)
+
+
+def visited_blocks(causal: bool, window: int | None, keys: int, query_block: int, kv_block: int) -> int:
+    """Pairs of blocks of queries and keys of a row of which the mask keeps some; documents and prefixes count as if
+    they were not there."""
+    visited = 0
+    for first in range(0, keys, query_block):
+        last = min(keys, first + query_block) - 1
+        low = 0 if window is None else max(0, first - window + 1)
+        high = last if causal else keys - 1 if window is None else min(keys - 1, last + window - 1)
+        visited += high // kv_block - low // kv_block + 1
+    return visited
+
+
+def visiting(mask: Mask, keys: int, query_block: int, kv_block: int) -> AbstractContextManager[object]:
+    """A scope for the choice whether a pair of blocks is computed, which states the pairs that are, of all.
+
+    Exact where queries are a whole row; else the mean, as in `Work.pairs`.
+    """
+    visited = visited_blocks(mask.causal, mask.window, keys, query_block, kv_block)
+    return jax.named_scope(f"attention_blocks.{visited}of{-(-keys // query_block) * -(-keys // kv_block)}")
+
+
+def visited_share(scope: str) -> float | None:
+    """The share of pairs of blocks that the name of a scope states; None for another scope."""
+    match = _VISITED.fullmatch(scope)
+    return None if match is None else int(match[1]) / int(match[2])

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpar.compiler import stand_in
 from jaxpar.compiler.compile import plan_for
-from jaxpar.compiler.stand_in import compilable, counts_one_backward
+from jaxpar.compiler.stand_in import attention_of, compilable
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from tests.compiler.inspected import wide
@@ -46,7 +46,7 @@ def test_a_fused_kernel_is_preferred(cluster: str, head_dim: int, name: str) -> 
     compiled, notes = compilable(config, plan, GPUS[cluster], "12")
     assert compiled.attention["all"].name == name
     assert len(notes) == 1 and "cudnn" in notes[0] and f"{name}" in notes[0].lower()
-    assert counts_one_backward(plan) and not counts_one_backward(compiled)
+    assert (attention_of(plan), attention_of(compiled)) == ("cudnn", name)
 
 
 def test_kinds_of_layers_without_cudnn_keep_their_own() -> None:
@@ -56,4 +56,4 @@ def test_kinds_of_layers_without_cudnn_keep_their_own() -> None:
     assert before["global"] == "cudnn" != before["capped"]
     compiled, notes = compilable(config, plan, GPUS["h100:1x8"], "12")
     assert {kind: choice.name for kind, choice in compiled.attention.items()} == {**before, "global": "mosaic"}
-    assert len(notes) == 1 and not counts_one_backward(plan)
+    assert len(notes) == 1 and attention_of(plan) is None

@@ -12,6 +12,7 @@ from jaxpar.compiler.program.scopes import recomputed, scopes
 from jaxpar.compiler.program.transfers import fused_collective
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
 from pallas_kernels.attention.cudnn_packed import CALLS
+from pallas_kernels.attention.work import visited_share
 from pallas_kernels.grouped_matmul.work import expected_blocks
 
 _COPY = re.compile(r"\.remat\d*\b")
@@ -26,7 +27,7 @@ class Executions:
     """How many of them a recomputation asked for: those under a loop, branch or call that runs again. The ops inside
     may carry the names of the forward pass, because JAX lowers the same code once."""
     conditionals: tuple[Op, ...]
-    """Conditionals, of which each branch is counted every time."""
+    """Conditionals of which each branch is counted every time."""
     repeated_by_xla: frozenset[str]
     """Names of ops that XLA runs once more than the program asks for."""
 
@@ -61,16 +62,23 @@ def branches(op: Op) -> tuple[str, ...]:
     return op.computation_of("true_computation"), op.computation_of("false_computation")
 
 
+def shares(op: Op) -> float | None:
+    """How often the branches of a conditional do something; None where that is not known."""
+    return next(filter(None, map(visited_share, scopes(op.op_name))), None)
+
+
 def controlled(module: Module, op: Op) -> list[tuple[Computation, float]]:
     """Computations that `op` runs op by op, each with how often per execution of `op`; not those that are a transfer.
 
-    Every branch of a conditional counts each time: an upper bound, exact where the other branches do nothing.
+    Branches of a conditional count as often as a pair of attention's blocks is computed, or else each time: an upper
+    bound, exact where the other branches do nothing.
     """
     if op.opcode == "while":
         trips = trip_count(op)
         names = [(op.computation_of("body"), float(trips)), (op.computation_of("condition"), float(trips + 1))]
     elif op.opcode == "conditional":
-        names = [(name, 1.0) for name in branches(op)]
+        share = shares(op)
+        names = [(name, 1.0 if share is None else share) for name in branches(op)]
     elif op.opcode in CALL_OPCODES and fused_collective(module, op) is None:
         names = [(module.body(op).name, 1.0)]
     else:
@@ -112,7 +120,8 @@ def executions(module: Module) -> Executions:
 
     def walk(computation: Computation, times: float, again: bool) -> None:
         if computation.name not in counts:
-            conditionals.extend(op for op in computation.ops if op.opcode == "conditional")
+            unknown = (op for op in computation.ops if op.opcode == "conditional" and shares(op) is None)
+            conditionals.extend(unknown)
         counts[computation.name] = counts.get(computation.name, 0.0) + times
         asked_again[computation.name] = asked_again.get(computation.name, 0.0) + times * again
         for op in computation.ops:

@@ -16,7 +16,7 @@ from jaxpar.compiler.program.loops import Executions, executions
 from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers, peak
 from jaxpar.compiler.report.memory_classes import MemoryClasses
 from jaxpar.compiler.report.step_timer import StepTimer
-from jaxpar.compiler.stand_in import counts_one_backward
+from jaxpar.compiler.stand_in import attention_of
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Cluster
@@ -50,7 +50,7 @@ class Analysis:
     @cached_property
     def costs(self) -> list[Cost]:
         """All kernels."""
-        return costs(self.module, self.counts, one_backward=counts_one_backward(self.compilation.plan))
+        return costs(self.module, self.counts, attention=attention_of(self.compilation.plan))
 
     @cached_property
     def timer(self) -> StepTimer:

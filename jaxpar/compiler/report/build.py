@@ -100,8 +100,8 @@ def notes(analysis: Analysis, repeated: int) -> tuple[str, ...]:
         found.append(f"times: {why}")
     if branches:
         found.append(
-            f"{plural(branches, 'choice')} at run time, such as attention's blocks that a mask empties; "
-            "every branch is counted each time, so work in them is an upper bound"
+            f"{plural(branches, 'choice')} at run time: every branch is counted each time, so work in them is an upper "
+            "bound"
         )
     if repeated:
         found.append(

@@ -1,10 +1,15 @@
 """Executions: products of trip counts, shares of branches, and what a recomputation asked for."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from jaxpar.compiler.program.hlo.records import Module, ProgramError
 from jaxpar.compiler.program.loops import executions, trip_count
 from pallas_kernels.attention.cudnn_packed import CALLS
+from pallas_kernels.attention.work import visiting
+from pallas_kernels.masks import Mask, visited_blocks
 from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module
 from tests.sentences import refused
 
@@ -59,6 +64,31 @@ def test_branches_count_every_time():
     counts = executions(made)
     assert (counts.counts["yes"], counts.counts["no"]) == (1, 1)
     assert [op.name for op in counts.conditionals] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "pairs"),
+    [
+        (Mask(), 3),
+        (Mask(causal=False), 4),
+        (Mask(window=200), 3),
+        (Mask(window=1), 2),
+        (Mask(causal=False, window=1), 2),
+    ],
+)
+def test_blocks_of_attention_count_as_often_as_the_mask_keeps_some_of_them(mask: Mask, pairs: int):
+    tokens = jnp.arange(512).reshape(2, 1, 256)
+    assert visited_blocks(mask, tokens, tokens).sum() == pairs
+
+    def negative(x: jax.Array) -> jax.Array:
+        with visiting(mask, 512, 256, 256):
+            return lax.neg(x)
+
+    scope = jax.make_jaxpr(negative)(1.0).eqns[0].source_info.name_stack
+    made = module(f'{CHOICE}, metadata={{op_name="jit(f)/while/body/{scope}/cond"}}', YES, NO)
+    counts = executions(made)
+    assert counts.counts["yes"] == pairs / 4
+    assert not counts.conditionals
 
 
 @pytest.mark.parametrize("name", TINY)

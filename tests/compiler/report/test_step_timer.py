@@ -1,14 +1,18 @@
 """Seconds of kernels and transfers: those of the planner's model of GPUs and links."""
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
 
 from jaxpar.compiler.program.attribution import Movement, movements
+from jaxpar.compiler.program.costs.matmuls import Matmul, Product
 from jaxpar.compiler.program.costs.ops import Cost, costs
+from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.report.step_timer import StepTimer
+from jaxpar.cost.grouped import Products
 from jaxpar.cost.hardware_model import BLACKWELL, HOPPER
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
@@ -22,44 +26,66 @@ CLUSTER = parse_cluster("h100:2x4")
 CLOCK = StepTimer(CLUSTER.gpu, CLUSTER, HOPPER)
 
 
-def cost(kind: str = "matmul", arithmetic: str = "bfloat16", *, op: str = "negate", **numbers: Any) -> Cost:
-    made = module(f"%a = f32[8]{{0}} parameter(0)\n%x = f32[8]{{0}} {op}(%a)")
+def cost(kind: str = "matmul", *products: Product, **numbers: Any) -> Cost:
+    made = module("%a = f32[8]{0} parameter(0)\n%x = f32[8]{0} negate(%a)")
     (found,) = costs(made, executions(made))
-    plain = dict(flops=0.0, recomputed_flops=0.0, vector_flops=0.0, read_bytes=0, written_bytes=0)
-    return replace(found, kind=kind, arithmetic=arithmetic, **plain | numbers)
+    plain = dict(recomputed_flops=0.0, vector_flops=0.0, read_bytes=0, written_bytes=0)
+    return replace(found, kind=kind, products=products, **plain | numbers)
+
+
+def matmul(m: int, n: int, k: int, arithmetic: str = "bfloat16", out_bytes: float = 2) -> Product:
+    return Product(2.0 * m * n * k, 0.0, arithmetic, Matmul(m, n, k, 1, out_bytes))
+
+
+WIDE = 128 * 132 * 8, 8192, 2**16
+"""Whole waves of whole tiles, of a long inner dim."""
 
 
 def test_a_kernel_takes_what_a_gpu_reaches_of_what_bounds_it():
-    reached = HOPPER.matmul_share * 989.4e12
-    assert CLOCK.kernel(cost(flops=1e12, read_bytes=8)) == pytest.approx(1e12 / reached)
-    assert CLOCK.kernel(cost(flops=1.0, read_bytes=3, written_bytes=10**9)) == pytest.approx(
+    for arithmetic, reached in (
+        ("bfloat16", HOPPER.matmul_share * 989.4e12),
+        ("float8", HOPPER.float8_share * 1978.9e12),
+        ("tensorfloat32", HOPPER.matmul_share * 494.7e12),
+        ("float32", HOPPER.matmul_share * 66.9e12),
+    ):
+        seconds = CLOCK.kernel(cost("matmul", matmul(*WIDE, arithmetic), read_bytes=8))
+        assert seconds == pytest.approx(2 * prod(WIDE) / reached, rel=2 * HOPPER.matmul_ramp / WIDE[2])
+    assert CLOCK.kernel(cost("matmul", matmul(8, 8, 8), read_bytes=3, written_bytes=10**9)) == pytest.approx(
         (10**9 + 3) / (HOPPER.memory_share * 3.35e12)
     )
     assert CLOCK.kernel(cost("elementwise", vector_flops=1e12)) == pytest.approx(1e12 / (HOPPER.matmul_share * 66.9e12))
-    float8 = CLOCK.kernel(cost(flops=1e12, arithmetic="float8"))
-    assert float8 == pytest.approx(1e12 / (HOPPER.float8_share * 1978.9e12))
+    with pytest.raises(ProgramError, match="float64"):
+        CLOCK.kernel(cost("matmul", matmul(8, 8, 8, "float64")))
 
 
-def test_fused_attention_takes_as_long_as_in_the_planner():
-    device = device_of(CLUSTER.gpu, HOPPER)
-    pairs, width = 2.0 * 8 * 4096 * (2048 + 64), 128  # as `flash` counts the diagonal
-    both = device.flash(2, 8, 4096, 2048, width, "mosaic")
-    for flops, backward, seconds in zip((4, 10), (False, True), both, strict=True):
-        kernel = cost("attention", flops=flops * width * pairs, pairs=pairs, backward=backward)
-        assert CLOCK.kernel(kernel) == pytest.approx(seconds)
+@pytest.mark.parametrize("shape", [(1000, 4096, 1030), (8192, 51, 768), (64, 64, 64)])
+def test_odd_shapes_take_what_they_take_in_a_layout(shape: tuple[int, int, int]):
+    """Tiles that are not full, dims that are not aligned, short sums; and operands that memory bounds."""
+    m, n, k = shape
+    dot = "dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    inputs = f"%a = bf16[{m},{k}]{{1,0}} parameter(0)\n%b = bf16[{k},{n}]{{1,0}} parameter(1)"
+    made = module(f"{inputs}\n%x = f32[{m},{n}]{{1,0}} {dot}")
+    (found,) = costs(made, executions(made))
+    assert CLOCK.kernel(found) == device_of(CLUSTER.gpu, HOPPER).matmul(m, n, k, 1, 4)
 
 
-def test_a_grouped_matmul_is_bound_as_in_the_planner():
-    """On a B200 by its caches; other products of the same size are not."""
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_grouped_matmul_takes_what_it_takes_in_a_layout(gradient: bool):
+    """On a B200 its caches bound it; other products of the same size are not."""
     cluster = parse_cluster("b200:1x8")
-    timer = StepTimer(cluster.gpu, cluster, BLACKWELL)
-    plain = cost(flops=1e12)
-    made = module("%a = bf16[4,256]{1,0} parameter(0)\n%x = bf16[4,256]{1,0} negate(%a)")
-    (wide,) = costs(made, executions(made))
-    named = replace(plain, op=replace(wide.op, op_name="jit(f)/grouped_matmul_of_rows"))
-    assert timer.kernel(named) == pytest.approx(1e12 / bounds.grouped(256, B200))
-    assert timer.kernel(plain) == pytest.approx(1e12 / (BLACKWELL.matmul_share * 2250e12))
-    assert timer.kernel(plain) < timer.kernel(named)
+    timer, groups, rows, n, k = StepTimer(cluster.gpu, cluster, BLACKWELL), 16, 32768, 256, 1024
+    right, out = (f"{rows},{n}", f"{groups},{k},{n}") if gradient else (f"{groups},{k},{n}", f"{rows},{n}")
+    call = 'custom-call(%a, %b), custom_call_target="mosaic_gpu_v2"'
+    name = f"grouped_matmul.rows{rows // 2}/grouped_matmul_of_{'weights' if gradient else 'rows'}"
+    made = module(
+        f"%a = bf16[{rows},{k}]{{1,0}} parameter(0)\n%b = bf16[{right}] parameter(1)\n"
+        f'%x = bf16[{out}] {call}, metadata={{op_name="jit(f)/{name}/pallas_call"}}'
+    )
+    (found,) = costs(made, executions(made))
+    times = Products(timer.device, groups, 2)
+    expected = times.gradient(rows / 2, n, k, 2, 2) if gradient else times.matmul(rows / 2, n, k)
+    assert timer.product(found.products[0]) == expected
+    assert expected > 2.0 * rows / 2 * n * k / bounds.grouped(256, B200)
 
 
 def moved(line: str) -> Movement:

@@ -2,13 +2,19 @@
 
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 
 from jaxpar.compiler.program.costs.ops import Cost, costs
 from jaxpar.compiler.program.loops import executions
+from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
+from jaxpar.cost.hardware_model import HOPPER
+from jaxpar.cost.operations import device_of
+from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.hardware.cluster import parse_cluster
 from pallas_kernels.linear_attention import CHUNK
 from tests.compiler.inspected import inspected, wide
 from tests.compiler.program.programs import module
@@ -20,7 +26,7 @@ PRODUCT = 2 * LAYERS * PAIRS * WIDTH / 8
 """FLOPs of one product of a step, on one of eight devices."""
 
 
-def kernel(target: str, scopes: str, *, one_backward: bool = False) -> Cost:
+def kernel(target: str, scopes: str, *, attention: str | None = None) -> Cost:
     """A launch over 2 rows of 1024 tokens: 8 query and 2 KV heads of width 192, values of 128."""
     q, k, v = ("bf16[2,1024,8,192]{3,2,1,0}", "bf16[2,1024,2,192]{3,2,1,0}", "bf16[2,1024,2,128]{3,2,1,0}")
     made = module(
@@ -28,7 +34,7 @@ def kernel(target: str, scopes: str, *, one_backward: bool = False) -> Cost:
         f'%x = f32[2,1024,8,192]{{3,2,1,0}} custom-call(%q, %k, %v), custom_call_target="{target}", '
         f'metadata={{op_name="jit(f)/{scopes}/pallas_call"}}'
     )
-    (found,) = costs(made, executions(made), one_backward=one_backward)
+    (found,) = costs(made, executions(made), attention=attention)
     assert not made.unknown.notes()
     return found
 
@@ -49,13 +55,47 @@ def test_a_launch_is_counted_by_the_scope_that_it_runs_in(target: str) -> None:
 
 
 def test_launches_that_stand_in_for_cudnn_count_five_products_as_wide_as_keys_and_each_exponential_once() -> None:
-    forward = kernel("__gpu$xla.gpu.triton", "jvp(attention.scores.output.causal)/attention_forward", one_backward=True)
+    launch = partial(kernel, "__gpu$xla.gpu.triton", attention="cudnn")
+    forward = launch("jvp(attention.scores.output.causal)/attention_forward")
     assert forward.flops == CAUSAL * 2 * 192
     scopes = "attention.scores.slopes.dq.causal/attention_dq", "attention.scores.slopes.dv.dk.causal/attention_dkv"
-    queries, keys = (kernel("__gpu$xla.gpu.triton", f"transpose(jvp())/{scope}", one_backward=True) for scope in scopes)
+    queries, keys = (launch(f"transpose(jvp())/{scope}") for scope in scopes)
     assert queries.flops + keys.flops == CAUSAL * 5 * 192
     assert queries.recomputed_flops + keys.recomputed_flops == CAUSAL * 192
-    assert queries.pairs + keys.pairs == CAUSAL / 2 and queries.backward and keys.backward
+    assert seconds(forward, queries, keys) == pytest.approx(flash("cudnn"))
+
+
+@pytest.mark.parametrize("target", ["__gpu$xla.gpu.triton", "mosaic_gpu_v2"])
+def test_launches_take_as_long_as_their_implementation_in_a_layout(target: str) -> None:
+    scopes = {
+        "jvp(attention.scores.output.causal)": 0,
+        "transpose(jvp())/attention.scores.slopes.dq.causal": 1,
+        "transpose(jvp())/attention.scores.slopes.dv.dk.causal": 1,
+    }
+    name = "triton" if "triton" in target else "mosaic_deterministic"
+    assert seconds(*(kernel(target, scope, attention=name) for scope in scopes)) == pytest.approx(flash(name))
+    forward, *rest = (kernel(target, scope) for scope in scopes)
+    assert seconds(*rest) == pytest.approx(flash(name)[1:])
+    if "mosaic" in target:
+        whole = kernel(target, "transpose(jvp())/attention.scores.slopes.dv.dk.dq.causal")
+        assert seconds(forward, whole) == pytest.approx(flash("mosaic"))
+
+
+TIMER = StepTimer(gpu_named("h100"), parse_cluster("h100:1x8"), HOPPER)
+
+
+def flash(kernels: str) -> tuple[float, ...]:
+    """Seconds of the attention of `kernel` in a layout, forward and backward."""
+    return device_of(TIMER.gpu, HOPPER).flash(2, 8, 1024, 1025 / 2, 192, kernels, 2, 128)
+
+
+def seconds(*launches: Cost) -> tuple[float, ...]:
+    """Seconds of launches, forward (if there are such) and backward."""
+    backward = [any(getattr(one.shape, "backward", 0) for one in launch.products) for launch in launches]
+    return tuple(
+        sum(TIMER.kernel(launch) for launch, back in zip(launches, backward, strict=True) if back == of)
+        for of in sorted({*backward})
+    )
 
 
 @pytest.mark.long

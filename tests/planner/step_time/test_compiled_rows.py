@@ -1,13 +1,15 @@
 """Rows of compiled programs beside the planner, and one compiled again: what its messages need and wait for."""
 
 from dataclasses import replace
-from hashlib import sha256
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from benchmarks.planner import compiled as compiling
-from benchmarks.planner.compiled import COMPILED, MESSAGES, Program, compiled, laid_out, prepared, read_programs
+from benchmarks.planner.compiled import Program, compiled, laid_out, prepared, read_programs
+from benchmarks.planner.parts import counts_of, read_parts, write_parts
+from jaxpar.compiler.program.costs.ops import KINDS
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.layer_case import layer_cases
 from jaxpar.cost.layout import Layout, Remat
@@ -15,32 +17,50 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.planner.step_time.layer_times import copied_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
+from tests.selection import commits_hash, drawn
 from tests.sentences import refused
 
-SMALL = [one for one in read_programs() if one.config == "llama3_8b" and not one.cluster.startswith("h800")]
+PROGRAMS = read_programs()
+KNOWN = [one for one in PROGRAMS if one.parts and one.config not in ("llama3_70b", "llama3_405b", "gpt3_175b_32k")]
 """Those that compile in a minute or two."""
-DRAWN = SMALL[int(sha256(COMPILED.read_bytes()).hexdigest(), 16) % len(SMALL)]
-"""One of them, another for another file: all of them take a quarter of an hour."""
-COPIES = [one for one in read_programs() if one.needed.get("host")]
+DRAWN = drawn([one.command for one in KNOWN], 1, commits_hash())
+"""One of them, another for another commit."""
+COPIES = [one for one in PROGRAMS if one.needed.get("host")]
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(one, marks=pytest.mark.long if one is DRAWN else pytest.mark.release, id=f"{one.mesh} {place}")
-        for place, one in enumerate(SMALL)
+        pytest.param(
+            one, marks=pytest.mark.long if one.command in DRAWN else pytest.mark.release, id=f"{one.mesh} {place}"
+        )
+        for place, one in enumerate(KNOWN)
     ],
 )
-def test_a_program_still_waits_for_what_its_row_states(row: Program):
+def test_a_program_still_has_the_parts_that_its_row_states(row: Program):
+    """Work, bytes and executions by kind, and what the schedule hides."""
     again = compiled(row)
     assert again.mesh == row.mesh
-    assert again.compute == pytest.approx(row.compute, rel=0.02)
-    for name in MESSAGES:
-        needed, before = again.needed.get(name, 0.0), row.needed.get(name, 0.0)
-        assert needed == pytest.approx(before, rel=0.03, abs=1e-3 * row.compute), name
+    before, after = counts_of(row.parts), counts_of(again.parts)
+    assert before.keys() == after.keys()
+    for kind, (times, moved, flops) in before.items():
+        assert after[kind][2] == pytest.approx(flops), kind
+        assert after[kind][1] == pytest.approx(moved, rel=0.02), kind
+        assert kind in KINDS or after[kind][0] == times
+    for name, needed in row.needed.items():
+        assert again.needed[name] == pytest.approx(needed, rel=0.03, abs=1e-3 * row.compute), name
         if needed > 1e-3 * row.compute:
-            share, stated = again.exposed.get(name, 0.0) / needed, row.exposed.get(name, 0.0) / before
+            share, stated = again.exposed[name] / again.needed[name], row.exposed[name] / needed
             assert share == pytest.approx(stated, abs=0.02), name
+
+
+@pytest.mark.parametrize("row", [one for one in KNOWN if one.parts], ids=lambda one: f"{one.mesh} {one.cluster}")
+def test_parts_are_read_as_they_were_written(row: Program, tmp_path: Path):
+    file = tmp_path / "parts.csv"
+    write_parts({1: row.parts}, file)
+    assert tuple(read_parts(file)[1]) == row.parts
+    total = sum(row.times.step.by_kind.values())
+    assert total == pytest.approx(row.times.step.seconds) and row.compute < total
 
 
 def test_a_program_with_work_that_is_not_known_gives_no_row(monkeypatch: pytest.MonkeyPatch):
@@ -49,7 +69,7 @@ def test_a_program_with_work_that_is_not_known_gives_no_row(monkeypatch: pytest.
     for name, stand_in in {"compile_step": Mock(), "make_report": Mock(), "Analysis": analysis}.items():
         monkeypatch.setattr(compiling, name, stand_in)
     with refused("mystery"):
-        compiled(SMALL[0])
+        compiled(KNOWN[0])
 
 
 @pytest.mark.parametrize("row", COPIES, ids=lambda one: one.config)

@@ -6,12 +6,43 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpar.compiler.program.hlo.records import ArrayShape, Module, Op, ProgramError, leaves
 from jaxpar.compiler.program.scopes import recomputed, scopes
-from pallas_kernels.attention.work import Work
+from pallas_kernels.attention.work import BACKWARD, Work
 from pallas_kernels.grouped_matmul.work import expected_rows
+
+
+class Matmul(NamedTuple):
+    """The shape of `batch` products [m, k] x [k, n], as `cost.operations.Device.matmul` times them."""
+
+    m: float
+    n: int
+    k: float
+    batch: int = 1
+    """Products, or groups of a grouped matmul; all of them share its rows, which are `m`, or `k` of a gradient."""
+    out_bytes: float = 2
+    """Bytes of a number of the output; twice as many where it is added to what is there."""
+    grouped: bool = False
+    gradient: bool = False
+    """Whether a grouped matmul makes the gradients of the groups' matrices."""
+
+
+class Attention(NamedTuple):
+    """The shape of a launch of attention, as `cost.operations.Device.flash` times it."""
+
+    kernels: str
+    """The implementation."""
+    rows: int
+    heads: int
+    queries: int
+    keys: float
+    """That a query sees, on average."""
+    width: int
+    value_width: int
+    backward: float
+    """The part of the backward's FLOPs that the launch has; 0 of a forward."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +55,8 @@ class Product:
     """FLOPs among them that repeat work of the forward pass, or of another kernel of the same backward."""
     arithmetic: str
     """`float32`, `tensorfloat32`, `bfloat16`, `float16`, `float8` or `float64`."""
-    pairs: float = 0.0
-    """For a fused attention, pairs of a query and a key that it sees, over rows and heads; else 0."""
-    backward: bool = False
-    """For a fused attention, whether it makes gradients."""
+    shape: Matmul | Attention | None
+    """None of products of linear attention, which are timed by their FLOPs."""
 
 
 _TYPES = {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}
@@ -40,11 +69,13 @@ _MOVING = re.compile(r"AllocateBuffer|cu_threefry2x32(_ffi)?|__cub\$\w+|__gpu\$T
 """Custom calls that multiply no matrices."""
 _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
+SPLIT_MOSAIC = "mosaic_deterministic"
+"""The implementation whose launches for queries, and for keys and values, are Mosaic kernels."""
 _DELTA_OPERANDS = 8
 """Operands of kernels of `pallas_kernels.linear_attention` with the delta rule, which without it have one less."""
 
 
-def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[Product]:
+def products(module: Module, op: Op, *, attention: str | None = None) -> Iterator[Product]:
     """The matrix products that one execution of `op` computes; of a fusion, those inside it.
 
     None of one whose work is not known, which goes into `module.unknown`.
@@ -52,16 +83,16 @@ def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[
     Args:
         module: The program.
         op: The op.
-        one_backward: Whether to count our attention kernels as if one launch made all gradients, as cuDNN's does, of
-            values as wide as keys. Then what a launch for keys and values repeats beside a launch for queries is not
-            counted.
+        attention: The implementation that all attention of the run has, where another may stand in for it; None takes
+            launches of our kernels as they are. For `cudnn` they count as if one launch made all gradients, of values
+            as wide as keys: what a launch for keys and values repeats beside a launch for queries is not counted.
     """
     if op.opcode == "fusion":
         for inner in module.body(op).ops:
-            yield from products(module, inner, one_backward=one_backward)
+            yield from products(module, inner, attention=attention)
         return
     try:
-        product = _product_of(op, one_backward)
+        product = _product_of(op, attention)
     except ProgramError:
         types = " and ".join(leaf.dtype for operand in op.operands for leaf in leaves(operand.shape))
         module.unknown.operation(f"{op.opcode} {op.target or f'of {types}'}", op.name)
@@ -69,7 +100,7 @@ def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[
         yield from () if product is None else (product,)
 
 
-def _product_of(op: Op, one_backward: bool) -> Product | None:
+def _product_of(op: Op, attention: str | None) -> Product | None:
     """The work of an op that is not a fusion; None where it multiplies nothing."""
     if op.opcode == "dot":
         return _dot(op)
@@ -77,7 +108,7 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         return None
     ours = _OURS.fullmatch(op.target)
     if ours and (work := next(filter(None, map(Work.named, scopes(op.op_name))), None)) is not None:
-        return _attention_kernel(op, work, one_backward)
+        return _attention_kernel(op, work, attention)
     rules = _KERNELS if ours else _CALLS
     for pattern, rule in rules.items():
         if re.search(pattern, op.op_name) if ours else re.match(pattern, op.target):
@@ -86,55 +117,84 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
 
 
 def _dot(op: Op) -> Product:
-    left = _array(op, 0)
-    contracted = prod(left.dims[dim] for dim in op.dims_of("lhs_contracting_dims"))
+    sides = [[list(op.dims_of(f"{side}_{kind}_dims")) for kind in ("contracting", "batch")] for side in ("lhs", "rhs")]
     precisions = op.attributes.get("operand_precision", "").strip("{}").split(",")
-    return _product(op, 2.0 * _results(op) * contracted, 1, op.attributes.get("algorithm", ""), precisions)
+    return _product(op, _matmul(op, *sides), 1, op.attributes.get("algorithm", ""), precisions)
 
 
 def _gemm(op: Op) -> Product:
     config = _section(op, "gemm_backend_config")
-    left, precision = _array(op, 0), config.get("precision_config", {})
-    contracted = prod(left.dims[int(dim)] for dim in config["dot_dimension_numbers"]["lhs_contracting_dimensions"])
+    dims, precision = config["dot_dimension_numbers"], config.get("precision_config", {})
+    sides = [
+        [list(map(int, dims.get(f"{side}_{kind}_dimensions", ()))) for kind in ("contracting", "batch")]
+        for side in ("lhs", "rhs")
+    ]
     asked = precision.get("algorithm", ""), precision.get("operand_precision", [])
-    return _product(op, 2.0 * _results(op) * contracted, 1, *asked)
+    return _product(op, _matmul(op, *sides, adds=bool(config.get("beta", 0))), 1, *asked)
+
+
+def _matmul(op: Op, left: Sequence[Sequence[int]], right: Sequence[Sequence[int]], adds: bool = False) -> Matmul:
+    """The shape of a product of two arrays, by the dims of each that are contracted and of the batch."""
+    sizes = _array(op, 0).dims
+    rest = [
+        prod(size for dim, size in enumerate(_array(op, place).dims) if all(dim not in dims for dims in side))
+        for place, side in enumerate((left, right))
+    ]
+    contracted, batch = (prod(sizes[dim] for dim in dims) for dims in left)
+    return Matmul(rest[0], rest[1], contracted, batch, _out_bytes(op, adds))
+
+
+def _out_bytes(op: Op, adds: bool = False) -> float:
+    return next(leaves(op.shape)).bits / 8 * (2 if adds else 1)
 
 
 def _attention(op: Op) -> Product:
     """cuDNN's attention: two products forward; backward five, of which one repeats the scores."""
     config = _section(op, "cudnn_fmha_backend_config")
     batch, heads, queries, keys = (int(size) for size in config["intermediate_tensor_shape"]["dimensions"])
-    pairs = batch * heads * _seen_pairs(op, config, queries, keys)
+    seen = _seen_pairs(op, config, queries, keys)
+    pairs, backward = batch * heads * seen, "Backward" in op.target
     query, value = _array(op, 0), _array(op, 2)
     of_scores, of_values = 2.0 * pairs * query.dims[-1], 2.0 * pairs * value.dims[-1]
     kind = "float8" if query.dtype.startswith("f8") else arithmetic(op, query, query, "", [])
-    if "Backward" in op.target:
-        return Product(3 * of_scores + 2 * of_values, of_scores, kind, pairs, backward=True)
+    widths = query.dims[-1], value.dims[-1]
+    shape = Attention("cudnn", batch, heads, queries, seen / queries, *widths, float(backward))
+    if backward:
+        return Product(3 * of_scores + 2 * of_values, of_scores, kind, shape)
     flops = of_scores + of_values
-    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, pairs)
+    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, shape)
 
 
-def _attention_kernel(op: Op, work: Work, one_backward: bool) -> Product:
+def _attention_kernel(op: Op, work: Work, attention: str | None) -> Product:
     """Our attention, of arrays [batch, tokens, heads, width]."""
     query, key, value = (_array(op, place) for place in range(3))
     batch, queries, heads, width = query.dims
-    pairs = batch * heads * work.pairs(queries, key.dims[1])
-    value_width = width if one_backward else value.dims[-1]
-    each = {name: work.flops(name, pairs, width, value_width) for name in work.products}
-    if one_backward and work.repeated and not {"dq", "dk"} <= {*work.products}:
-        pairs /= 2  # each of two launches counts half of the exponentials, and only one counts the repeated products
+    seen, split = work.pairs(queries, key.dims[1]), work.repeated and not {"dq", "dk"} <= {*work.products}
+    kernels = attention or ("triton" if "triton" in op.target else SPLIT_MOSAIC if split else "mosaic")
+    value_width = width if attention == "cudnn" else value.dims[-1]
+    flops_of = lambda names: {name: work.flops(name, batch * heads * seen, width, value_width) for name in names}
+    each, whole = flops_of(work.products), sum(flops_of(BACKWARD).values())
+    if split and attention == "cudnn":  # only one of two launches counts the repeated products
         each = {name: each[name] for name in work.products if "dq" in work.products or name not in work.repeated}
+    elif split:
+        whole += sum(flops_of(("scores", "slopes")).values())
     flops = sum(each.values())
     again = flops if recomputed(op.op_name) else sum(each.get(name, 0.0) for name in work.repeated)
-    return Product(flops, again, arithmetic(op, query, key, "", []), pairs, backward=bool(work.repeated))
+    part = flops / whole if work.repeated else 0.0
+    shape = Attention(kernels, batch, heads, queries, seen / queries, width, value.dims[-1], part)
+    return Product(flops, again, arithmetic(op, query, key, "", []), shape)
 
 
 def _grouped(op: Op) -> Product:
     """Rows times the matrices of their groups, or one matrix, or gradients of these; of as many rows as expected."""
-    left, out = _array(op, 0), next(leaves(op.shape))
+    left, right, out = _array(op, 0), _array(op, 1), next(leaves(op.shape))
     stated = map(expected_rows, scopes(op.op_name))
     rows = next((rows for rows in stated if rows is not None), left.dims[0])
-    return _product(op, 2.0 * rows * (out.dims[1] if len(out.dims) == 3 else left.dims[1]) * out.dims[-1])
+    if len(out.dims) == 3:
+        adds = any(operand.shape == out for operand in op.operands)
+        return _product(op, Matmul(out.dims[1], out.dims[2], rows, out.dims[0], _out_bytes(op, adds), True, True))
+    groups = right.dims[0] if len(right.dims) == 3 else 0
+    return _product(op, Matmul(rows, out.dims[-1], left.dims[1], groups or 1, _out_bytes(op), groups > 0))
 
 
 def _chunks(op: Op) -> Product:
@@ -142,12 +202,15 @@ def _chunks(op: Op) -> Product:
     (chunks, heads, size, key), value = _array(op, 0).dims, _array(op, 2).dims[3]
     delta = len(op.operands) == _DELTA_OPERANDS
     of_state = (3 if delta else 2) * key * value
-    return _product(op, 2.0 * chunks * heads * size * (of_state + size * value))
+    flops = 2.0 * chunks * heads * size * (of_state + size * value)
+    kind = arithmetic(op, _array(op, 0), _array(op, 1), "", ())
+    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, None)
 
 
 def _block_scaled(op: Op) -> Product:
     """Quantized values [batch, m, k] times [batch, n, k], with scales."""
-    return _product(op, 2.0 * prod(_array(op, 0).dims) * _array(op, 1).dims[-2])
+    *batch, m, k = _array(op, 0).dims
+    return _product(op, Matmul(m, _array(op, 1).dims[-2], k, prod(batch), _out_bytes(op)))
 
 
 def _seen_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
@@ -181,15 +244,11 @@ def arithmetic(op: Op, left: ArrayShape, right: ArrayShape, algorithm: str, prec
     return _TYPES[left.dtype]
 
 
-def _product(op: Op, flops: float, right: int = 1, algorithm: str = "", precisions: Sequence[str] = ()) -> Product:
+def _product(op: Op, shape: Matmul, right: int = 1, algorithm: str = "", precisions: Sequence[str] = ()) -> Product:
     """A product of the first operand and operand number `right`."""
     kind = arithmetic(op, _array(op, 0), _array(op, right), algorithm, precisions)
-    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind)
-
-
-def _results(op: Op) -> int:
-    """Elements of the result."""
-    return next(leaves(op.shape)).elements
+    flops = 2.0 * shape.m * shape.n * shape.k * (1 if shape.grouped else shape.batch)
+    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, shape)
 
 
 def _array(op: Op, place: int) -> ArrayShape:

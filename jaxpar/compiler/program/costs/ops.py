@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.costs.matmuls import QUIET_TARGETS, Product, products
+from jaxpar.compiler.program.costs.matmuls import QUIET_TARGETS, Attention, Product, products
 from jaxpar.compiler.program.costs.slices import Slices
 from jaxpar.compiler.program.hlo.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Module, Op, leaves
@@ -27,22 +27,31 @@ class Cost:
     op: Op
     kind: str
     """One of `KINDS`."""
-    flops: float
-    """FLOPs of matrix products."""
+    products: tuple[Product, ...]
+    """Its matrix products."""
     recomputed_flops: float
-    """The part of them that repeats the forward pass, or that XLA does twice to save memory."""
-    arithmetic: str
-    """Type of the products with the most work; empty without any."""
+    """The part of their FLOPs that repeats the forward pass, or that XLA does twice to save memory."""
     vector_flops: float
     """Other operations on floating-point or integer elements."""
     read_bytes: int
     written_bytes: int
     executions: float
     """How often it runs in a step."""
-    pairs: float = 0.0
-    """For a fused attention, see `Product.pairs`."""
-    backward: bool = False
-    """For a fused attention, whether it is of the backward."""
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of matrix products."""
+        return sum(product.flops for product in self.products)
+
+    @property
+    def arithmetic(self) -> str:
+        """Type of the product with the most work; empty without any."""
+        return max(self.products, key=lambda product: product.flops).arithmetic if self.products else ""
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that it reads and writes."""
+        return self.read_bytes + self.written_bytes
 
     @property
     def computes(self) -> bool:
@@ -50,7 +59,7 @@ class Cost:
         return self.kind not in ("collective", "offload")
 
 
-def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> list[Cost]:
+def costs(module: Module, counts: Executions, *, attention: str | None = None) -> list[Cost]:
     """Costs of all ops that run, in order of computations and issue.
 
     An asynchronous op is counted at its start. Loops, branches and calls cost nothing themselves. What there is no rule
@@ -59,7 +68,7 @@ def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> 
     Args:
         module: The program.
         counts: How often each computation runs.
-        one_backward: As for `products`.
+        attention: As for `products`.
     """
     slices, found = Slices(module), []
     for name in counts.counts:
@@ -72,19 +81,20 @@ def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> 
             free = FREE if channel else FREE | CONTROL
             if wrapped_opcode(inner.opcode)[1] or inner.opcode in free or inner.target in QUIET_TARGETS:
                 continue
-            worked = list(products(module, inner, one_backward=one_backward))
+            worked = tuple(products(module, inner, attention=attention))
             found.append(_cost(module, inner, worked, slices, channel, counts))
     return found
 
 
-def _cost(module: Module, op: Op, worked: Sequence[Product], slices: Slices, channel: str, counts: Executions) -> Cost:
+def _cost(
+    module: Module, op: Op, worked: tuple[Product, ...], slices: Slices, channel: str, counts: Executions
+) -> Cost:
     repeated = 1.0 if op.name in counts.repeated_by_xla else counts.again[op.computation] / max(counts.of(op), 1.0)
-    most = max(worked, key=lambda product: product.flops, default=None)
     vector = 0.0 if channel else _vector_flops(module, op)
     in_attention = any(part in frame.file for frame in op.frames for part in ATTENTION_SOURCES)
     if channel:
         kind = "collective" if channel == "wire" else "offload"
-    elif any(product.pairs for product in worked) or in_attention:
+    elif any(isinstance(product.shape, Attention) for product in worked) or in_attention:
         kind = "attention"
     elif worked:
         kind = "matmul"
@@ -95,15 +105,12 @@ def _cost(module: Module, op: Op, worked: Sequence[Product], slices: Slices, cha
     return Cost(
         op=op,
         kind=kind,
-        flops=flops,
+        products=worked,
         recomputed_flops=again + (flops - again) * repeated,
-        arithmetic=most.arithmetic if most else "",
         vector_flops=vector,
         read_bytes=sum(slices.reads(op)),
         written_bytes=slices.writes(op),
         executions=counts.of(op),
-        pairs=sum(product.pairs for product in worked),
-        backward=any(product.backward for product in worked),
     )
 
 

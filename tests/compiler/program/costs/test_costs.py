@@ -39,7 +39,10 @@ def test_a_dot_multiplies_and_adds_along_what_it_contracts():
     [("__cublas$gemm", "(bf16[2,64,16]{2,1,0}, s8[4096]{0})"), ("__cublas$lt$matmul", "bf16[2,64,16]{2,1,0}")],
 )
 def test_calls_of_cublas_state_what_they_contract(target: str, output: str):
-    dims = {"lhs_contracting_dimensions": ["2"], "rhs_contracting_dimensions": ["1"]}
+    dims = {
+        "lhs_contracting_dimensions": ["2"], "rhs_contracting_dimensions": ["1"],
+        "lhs_batch_dimensions": ["0"], "rhs_batch_dimensions": ["0"],
+    }  # fmt: skip
     precision = {"operand_precision": ["DEFAULT", "DEFAULT"], "algorithm": "ALG_UNSET"}
     config = json.dumps({"gemm_backend_config": {"dot_dimension_numbers": dims, "precision_config": precision}})
     cost = one(f'{AB}\n%x = {output} custom-call(%a, %b), custom_call_target="{target}", backend_config={config}')
