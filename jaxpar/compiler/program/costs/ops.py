@@ -61,7 +61,7 @@ def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> 
         counts: How often each computation runs.
         one_backward: As for `products`.
     """
-    slices, found = Slices(module), []
+    slices, op_costs = Slices(module), []
     for name in counts.counts:
         computation = module.computations[name]
         dones = pairs(computation)
@@ -73,8 +73,8 @@ def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> 
             if wrapped_opcode(inner.opcode)[1] or inner.opcode in free or inner.target in QUIET_TARGETS:
                 continue
             worked = list(products(module, inner, one_backward=one_backward))
-            found.append(_cost(module, inner, worked, slices, channel, counts))
-    return found
+            op_costs.append(_cost(module, inner, worked, slices, channel, counts))
+    return op_costs
 
 
 def _cost(module: Module, op: Op, worked: Sequence[Product], slices: Slices, channel: str, counts: Executions) -> Cost:
@@ -118,19 +118,19 @@ def _vector_flops(module: Module, op: Op) -> float:
     return 0.0
 
 
-def flops_by_kind(found: Iterable[Cost]) -> dict[str, float]:
+def flops_by_kind(costs: Iterable[Cost]) -> dict[str, float]:
     """FLOPs of matrix products in a step, by kind."""
     totals: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-    for cost in found:
+    for cost in costs:
         totals[cost.kind] += cost.flops * cost.executions
     return {kind: flops for kind, flops in totals.items() if flops}
 
 
-def float8_flops(found: Iterable[Cost]) -> float:
+def float8_flops(costs: Iterable[Cost]) -> float:
     """FLOPs of matrix products in a step whose operands have 8 bits."""
-    return sum(cost.flops * cost.executions for cost in found if cost.arithmetic == "float8")
+    return sum(cost.flops * cost.executions for cost in costs if cost.arithmetic == "float8")
 
 
-def recomputed_flops(found: Iterable[Cost]) -> float:
+def recomputed_flops(costs: Iterable[Cost]) -> float:
     """FLOPs of matrix products in a step that repeat the forward pass."""
-    return sum(cost.recomputed_flops * cost.executions for cost in found)
+    return sum(cost.recomputed_flops * cost.executions for cost in costs)
