@@ -13,6 +13,7 @@ import sys
 
 FOLDERS = ("jaxpar", "pallas_kernels")
 FIRST_WORDS = "docstrings that begin with Of, Those, That of, What or Which"
+FRAGMENTS = "docstrings that begin with How, Where, By, For, From, In, As, With, Like or Why"
 LIMITS = {
     "own": 217,
     "found": 124,
@@ -40,10 +41,12 @@ LIMITS = {
     "heldout": 0,
     "secondary": 0,
     FIRST_WORDS: 0,
+    FRAGMENTS: 404,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""
 
 _DOCSTRING = re.compile(r'"""(Of|Those|That of|What|Which) ')
+_FRAGMENT = re.compile(r'"""(How|Where|By|For|From|In|As|With|Like|Why) ')
 
 
 def words(text: str) -> collections.Counter[str]:
@@ -55,6 +58,7 @@ def words(text: str) -> collections.Counter[str]:
             if isinstance(name, str):
                 counts.update(word for word in name.lower().strip("_").split("_") if word in LIMITS)
     counts[FIRST_WORDS] = len(_DOCSTRING.findall(text))
+    counts[FRAGMENTS] = len(_FRAGMENT.findall(text))
     return counts
 
 

@@ -33,7 +33,7 @@ class LayerTime:
     """The time of a layer: forward by operation, and backward."""
 
     operations: Mapping[str, Work]
-    """By the activation that it makes, in order."""
+    """Work of each operation by the activation that it makes, in order."""
     made: Mapping[str, str]
     """The operation that makes each activation but the layer's input."""
     backward: Work

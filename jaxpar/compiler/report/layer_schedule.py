@@ -33,7 +33,7 @@ class Box:
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """Duration in seconds."""
         return self.span.end - self.span.start
 
 

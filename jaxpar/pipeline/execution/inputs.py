@@ -59,7 +59,7 @@ class Operands(NamedTuple):
     """The inputs of every tick."""
 
     weights: Weights
-    """In storage placement."""
+    """All weights, in storage placement."""
     layers: Arrays
     """The layers' weights: all of them in storage placement, or the chunks that are held."""
     microbatches: Batch

@@ -56,7 +56,7 @@ class Island:
         """The parts of this process of the outer state's weights."""
         self.momentum: Parts = {}
         self._contributions = Contributions(exchange, 0, "", weights)
-        """To this round."""
+        """Contributions to this round."""
 
     def start(self, parts: Parts, saves: Iterable[Part]) -> None:
         """Take the newest outer state of the exchange; these weights are the first one, where there is none."""

@@ -38,7 +38,7 @@ class Cost:
     read_bytes: int
     written_bytes: int
     executions: float
-    """How often it runs in a step."""
+    """Executions in a step."""
     pairs: float = 0.0
     """For a fused attention, see `Product.pairs`."""
     backward: bool = False
