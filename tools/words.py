@@ -15,10 +15,11 @@ import sys
 
 FOLDERS = ("jaxpar", "pallas_kernels")
 FIRST_WORDS = "docstrings that begin with Of, Those, That of, What or Which"
+FRAGMENTS = "docstrings that begin with How, Where, By, For, From, In, As, With, Like or Why"
 LIMITS = {
     "own": 217,
-    "found": 209,
-    "given": 129,
+    "found": 124,
+    "given": 43,
     "counts": 117,
     "whole": 142,
     "kept": 91,
@@ -26,8 +27,8 @@ LIMITS = {
     "codes": 209,
     "unseen": 0,
     "held": 50,
-    "place": 229,
-    "number": 575,
+    "place": 178,
+    "number": 436,
     "seen": 115,
     "filed": 7,
     "away": 5,
@@ -37,11 +38,12 @@ LIMITS = {
     "front": 2,
     "lookout": 0,
     "residency": 30,
-    "wire": 99,
-    "counted": 167,
+    "wire": 61,
+    "counted": 107,
     "heldout": 0,
     "secondary": 0,
     FIRST_WORDS: 0,
+    FRAGMENTS: 404,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""
 
@@ -72,6 +74,7 @@ FOLDER_FILES = 16
 LINES_OF = (*FOLDERS, "tests", "benchmarks", "tools")
 
 _DOCSTRING = re.compile(r'"""(Of|Those|That of|What|Which) ')
+_FRAGMENT = re.compile(r'"""(How|Where|By|For|From|In|As|With|Like|Why) ')
 
 
 def words(text: str) -> collections.Counter[str]:
@@ -83,6 +86,7 @@ def words(text: str) -> collections.Counter[str]:
             if isinstance(name, str):
                 counts.update(word for word in name.lower().strip("_").split("_") if word in LIMITS)
     counts[FIRST_WORDS] = len(_DOCSTRING.findall(text))
+    counts[FRAGMENTS] = len(_FRAGMENT.findall(text))
     return counts
 
 

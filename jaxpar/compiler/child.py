@@ -83,8 +83,8 @@ def _described(mesh: Any, device: Any, target: str) -> Any:
     """A context in which kernels are lowered for GPUs like `device`, though the process has none."""
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-    found = re.search(r"core_count: *(\d+)", target)
-    cores = int(found.group(1)) if found else None
+    match = re.search(r"core_count: *(\d+)", target)
+    cores = int(match.group(1)) if match else None
     like = AbstractDevice(device_kind=device.device_kind, num_cores=cores, platform="gpu")
     return use_abstract_mesh(AbstractMesh(mesh.axis_sizes, mesh.axis_names, mesh.axis_types, abstract_device=like))
 

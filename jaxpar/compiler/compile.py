@@ -201,10 +201,10 @@ def _environment(flags: list[str]) -> dict[str, str]:
 
 
 def _dumped(folder: Path, ending: str) -> str:
-    found = list(folder.glob(f"*_train.*{ending}"))
-    if len(found) != 1:
-        raise RuntimeError(f"XLA dumped {len(found)} files that end in {ending}, expected one")
-    return found[0].read_text()
+    paths = list(folder.glob(f"*_train.*{ending}"))
+    if len(paths) != 1:
+        raise RuntimeError(f"XLA dumped {len(paths)} files that end in {ending}, expected one")
+    return paths[0].read_text()
 
 
 def _ending(status: int) -> str:

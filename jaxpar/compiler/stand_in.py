@@ -32,13 +32,13 @@ def compilable(config: Config, plan: Plan, device: Device, release: str) -> tupl
     if all(choice.name != "cudnn" for choice in plan.attention.values()) or has_cudnn(release):
         return plan, ()
     requests = attention_requests(config, device, plan.runs)
-    found = {
+    substitutes = {
         kind: next(name for name in STAND_INS if REGISTRY[name].supports(kernel_request(requests[kind])) is None)
         for kind, choice in plan.attention.items()
         if choice.name == "cudnn"
     }
-    notes = tuple(_note(name, release) for name in dict.fromkeys(found.values()))
-    changed = {kind: replace(old, name=found.get(kind, old.name)) for kind, old in plan.attention.items()}
+    notes = tuple(_note(name, release) for name in dict.fromkeys(substitutes.values()))
+    changed = {kind: replace(old, name=substitutes.get(kind, old.name)) for kind, old in plan.attention.items()}
     return replace(plan, attention=changed), notes
 
 

@@ -33,7 +33,7 @@ class _Generation:
     fpus_per_core: int
     shared_memory_per_core: int
     shared_memory_per_block: int
-    """At most, when a kernel asks for it."""
+    """Largest size in bytes, which a kernel has to ask for."""
     threads_per_core: int = 2048
     accelerated: bool = False
     """Whether XLA compiles for sm_90a or sm_100a: wgmma, TMA, tcgen05."""

@@ -60,8 +60,8 @@ def has_cudnn(release: str) -> bool:
 def toolkit(release: str) -> Path | None:
     """The folder of the installed part of the CUDA toolkit, in which ptxas is `bin/ptxas`; None where its package does
     not list its files."""
-    found = (Path(str(file.locate())) for file in files(_ptxas(release)) or () if file.match("bin/ptxas"))
-    ptxas = next((file for file in found if file.exists()), None)
+    programs = (Path(str(file.locate())) for file in files(_ptxas(release)) or () if file.match("bin/ptxas"))
+    ptxas = next((file for file in programs if file.exists()), None)
     return None if ptxas is None else ptxas.absolute().parents[1]
 
 
@@ -92,9 +92,9 @@ def options_without_machine_code(toolkit: Path | None, folder: Path) -> dict[str
 def versions(release: str) -> dict[str, str]:
     """Everything that can change what the compiler makes: versions by name, and the digest of jaxpar's source."""
     names = ("jax", "jaxlib", f"jax-cuda{release}-plugin", f"jax-cuda{release}-pjrt", _ptxas(release))
-    found = {name: version(name) for name in names}
+    installed = {name: version(name) for name in names}
     cudnn = _version(f"nvidia-cudnn-cu{release}")
-    return found | ({f"nvidia-cudnn-cu{release}": cudnn} if cudnn else {}) | {"jaxpar": source_digest()}
+    return installed | ({f"nvidia-cudnn-cu{release}": cudnn} if cudnn else {}) | {"jaxpar": source_digest()}
 
 
 @cache

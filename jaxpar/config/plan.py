@@ -183,7 +183,7 @@ class LayerRun:
     """Neighbouring layers of a chunk that keep the same activations between forward and backward."""
 
     layers: int
-    """How many."""
+    """Number of layers in the run."""
     activations: dict[str, Literal["save", "recompute", "offload"]] = field(hash=False)
     """Treatment of each named activation between forward and backward."""
 

@@ -39,7 +39,7 @@ class LayerTime:
     """The time of a layer: forward by operation, and backward."""
 
     operations: Mapping[str, Work]
-    """By the activation that it makes, in order."""
+    """Work of each operation by the activation that it makes, in order."""
     made: Mapping[str, str]
     """The operation that makes each activation but the layer's input."""
     backward: Work
@@ -74,11 +74,11 @@ class LayerTime:
         """Forward and backward, where weights take so many seconds to be gathered, and reduced, in it. XLA places
         what nothing waits for from the end of a layer on, beside products, and two of the exchange's messages find
         none: the last that would have been hidden."""
-        found = []
+        works = []
         for work, taken in ((self.forward, forward), (self.backward, backward)):
             lost = min(2 * self.message, work.beside, taken)
-            found.append(work._replace(exchange=work.exchange + lost, beside=work.beside - lost))
-        return found[0], found[1]
+            works.append(work._replace(exchange=work.exchange + lost, beside=work.beside - lost))
+        return works[0], works[1]
 
 
 @lru_cache(maxsize=50_000)

@@ -56,7 +56,7 @@ class DocumentRows:
         long: str = DROP,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        assert stream.counted is not None, "conversations have marks of what the loss counts"
+        assert stream.loss_mask is not None, "conversations have marks of what the loss counts"
         self.stream, self.sequence_length, self.seed, self.name = stream, sequence_length, seed, name
         self._long = long
         starts = stream.starts[:]
@@ -68,7 +68,7 @@ class DocumentRows:
             starts = np.maximum(starts, stops - sequence_length - 1)
         elif long == TRUNCATE_END:
             stops = np.minimum(stops, starts + sequence_length + 1)
-        targets = targets_per_document(stream.counted, starts, stops, chunk_tokens).reshape(-1, self.documents_each)
+        targets = targets_per_document(stream.loss_mask, starts, stops, chunk_tokens).reshape(-1, self.documents_each)
         empty: Bool[np.ndarray, " groups"] = (targets == 0).any(1)
         dropped = too_long if long == DROP else np.zeros(len(sizes), bool)
         self.dropped, self.empty = int(dropped.sum()), int((empty & ~dropped).sum())
@@ -129,14 +129,14 @@ class DocumentRows:
 
     def row(self, example: int) -> Row:
         """The row of an example."""
-        length, counted = self.sequence_length, self.stream.counted
-        assert counted is not None
+        length, loss_mask = self.sequence_length, self.stream.loss_mask
+        assert loss_mask is not None
         row: Row = {name: np.zeros(length, np.int32) for name in ("tokens", "labels", "segments", "positions")}
         row["mask"] = np.zeros(length, np.float32)
         end = 0
         for segment, document in enumerate(self.documents(example).tolist(), 1):
             span = slice(int(self._starts[document]), int(self._stops[document]))
-            tokens, predicted = self.stream.tokens[span], counted[span][1:] != 0
+            tokens, predicted = self.stream.tokens[span], loss_mask[span][1:] != 0
             positions = slice(end, end + len(predicted))
             row["tokens"][positions], row["labels"][positions] = tokens[:-1], np.where(predicted, tokens[1:], 0)
             row["mask"][positions], row["positions"][positions] = predicted, np.arange(len(predicted))
@@ -159,7 +159,7 @@ class DocumentRows:
 
 
 def targets_per_document(
-    counted: Tokens,
+    loss_mask: Tokens,
     starts: Int64[np.ndarray, " documents"],
     stops: Int64[np.ndarray, " documents"],
     chunk_tokens: int = CHUNK_TOKENS,
@@ -175,7 +175,7 @@ def targets_per_document(
     targets = np.zeros(len(starts), np.int64)
     for part in _chunks(starts, stops, chunk_tokens):
         first = int(starts[part.start])
-        chunk = counted[first : int(stops[part.stop - 1])]
+        chunk = loss_mask[first : int(stops[part.stop - 1])]
         sums = np.zeros(len(chunk) + 1, np.int32)
         np.cumsum(chunk, dtype=np.int32, out=sums[1:])
         targets[part] = sums[stops[part] - first] - sums[starts[part] + 1 - first]

@@ -137,7 +137,7 @@ def validation_rows(stream: TokenStream, config: DataConfig, name: str) -> Packe
 
 def _rows(stream: TokenStream, config: DataConfig, seed: int, name: str, shuffle: int) -> PackedRows | DocumentRows:
     length = config.sequence_length
-    if stream.counted is not None:
+    if stream.loss_mask is not None:
         if not config.packed:
             raise UserError(
                 f"data.packed: false lets the conversations of a row see each other, and {name} has conversations; "

@@ -131,7 +131,7 @@ class PackedRows:
         name: str = "the data",
         shuffle: int = SHUFFLE,
     ) -> None:
-        assert stream.counted is None, "the loss counts all of a text"
+        assert stream.loss_mask is None, "the loss counts all of a text"
         if len(stream) < sequence_length:
             raise NoRow(
                 f"data.sequence_length={sequence_length} is longer than {name}, which has "

@@ -14,7 +14,7 @@ from jaxpar.data.packing import NoRow, Row
 from jaxpar.data.stream import TokenStream
 
 DESIRABLE, UNDESIRABLE = 1, 2
-"""Values of `TokenStream.counted` for the tokens of an answer, by its mark."""
+"""Values of `TokenStream.loss_mask` for the tokens of an answer, by its mark."""
 
 
 @dataclass
@@ -63,10 +63,10 @@ class LabelledRows(PairRows):
     noun = "marked answer"
 
     def __init__(self, stream: TokenStream, *, sequence_length: int, seed: int, name: str = "the data") -> None:
-        assert stream.counted is not None, "answers have marks"
+        assert stream.loss_mask is not None, "answers have marks"
         if len(stream.starts) < 2:
             raise NoRow(f"{name} has one marked answer; expected at least 2, since each is compared with another's")
-        starts, marks = stream.starts[:], stream.counted[:]
+        starts, marks = stream.starts[:], stream.loss_mask[:]
         self._labels = np.where(np.maximum.reduceat(marks, starts) == UNDESIRABLE, -1, 1).astype(np.float32)
         super().__init__(with_unrelated(stream), sequence_length=sequence_length, seed=seed, name=name)
 
@@ -80,9 +80,9 @@ class LabelledRows(PairRows):
 
 def with_unrelated(stream: TokenStream) -> TokenStream:
     """Each document, followed by its prompt with the answer of another document."""
-    assert stream.counted is not None
-    tokens, counted, starts = stream.tokens[:], (stream.counted[:] != 0).astype(np.uint8), stream.starts[:]
-    stops, targets = starts + stream.lengths, np.append(np.flatnonzero(counted), len(counted))
+    assert stream.loss_mask is not None
+    tokens, loss_mask, starts = stream.tokens[:], (stream.loss_mask[:] != 0).astype(np.uint8), stream.starts[:]
+    stops, targets = starts + stream.lengths, np.append(np.flatnonzero(loss_mask), len(loss_mask))
     answers = np.minimum(targets[targets.searchsorted(starts)], stops)
     other = np.roll(np.arange(len(starts)), -(len(starts) // 2))
     parts = [
@@ -97,5 +97,5 @@ def with_unrelated(stream: TokenStream) -> TokenStream:
     return TokenStream(
         np.concatenate([tokens[part] for part in parts]),
         np.concatenate([[0], np.cumsum(lengths)[:-1]]),
-        np.concatenate([counted[part] for part in parts]),
+        np.concatenate([loss_mask[part] for part in parts]),
     )

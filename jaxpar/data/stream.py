@@ -53,12 +53,12 @@ class TokenStream:
 
     tokens: Tokens
     starts: Starts
-    counted: Tokens | None = None
+    loss_mask: Tokens | None = None
     """1 for each token that the loss counts as a target and 0 for the others, as uint8; None where it counts all."""
 
     def __post_init__(self) -> None:
         assert self.tokens.ndim == 1 and self.tokens.dtype.kind == "u", "tokens are unsigned and in one dimension"
-        assert self.counted is None or len(self.counted) == len(self.tokens), "a value for each token"
+        assert self.loss_mask is None or len(self.loss_mask) == len(self.tokens), "a value for each token"
         assert len(self.starts), "at least one document"
         if isinstance(self.starts, np.ndarray):  # Those in files are checked when they are read.
             assert self.starts[0] == 0, "the first document starts the stream"

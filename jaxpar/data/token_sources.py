@@ -208,7 +208,7 @@ def _validation(config: DataConfig, folders: dict[str, TokenFolder], key: str) -
         rows = _rows_of(config, config.validation_path, "data.validation_path", folders, key, _VALIDATION_NAME)
         return rows, _validation_size(rows)
     streams = [folder.validation for folder in folders.values() if folder.validation is not None]
-    text, chats = ([one for one in streams if (one.counted is not None) == chat] for chat in (False, True))
+    text, chats = ([one for one in streams if (one.loss_mask is not None) == chat] for chat in (False, True))
     row_sources, words = [], []
     for joined in (_joined(alike) for alike in (text, chats) if alike):
         try:
@@ -265,14 +265,14 @@ def _validation_folder(
 def _joined(streams: list[TokenStream]) -> TokenStream:
     """The documents of several folders of text, or of several of conversations, one after the other."""
     first, *others = streams
-    tokens, starts, counted = first.tokens, first.starts, first.counted
+    tokens, starts, loss_mask = first.tokens, first.starts, first.loss_mask
     assert isinstance(tokens, ShardedTokens) and isinstance(starts, DocumentStarts)
     for stream in others:
         assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
         tokens, starts = tokens.concatenate(stream.tokens), starts.concatenate(stream.starts)
-        if isinstance(counted, ShardedTokens) and isinstance(stream.counted, ShardedTokens):
-            counted = counted.concatenate(stream.counted)
-    return TokenStream(tokens, starts, counted)
+        if isinstance(loss_mask, ShardedTokens) and isinstance(stream.loss_mask, ShardedTokens):
+            loss_mask = loss_mask.concatenate(stream.loss_mask)
+    return TokenStream(tokens, starts, loss_mask)
 
 
 def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> Data:

@@ -62,7 +62,7 @@ class PlanFile:
     `stages`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The record as JSON values."""
         return {
             "version": PLAN_VERSION,
             "cluster": self.cluster,

@@ -31,7 +31,7 @@ SCRATCH = ".offloaded-state-"
 STALE_S = 3600.0
 """Age from which a file that still has its name is of a process that was killed."""
 
-type _Place = tuple[tuple[int, int], ...]
+type _Extent = tuple[tuple[int, int], ...]
 """A part of the global array: first and last index along each dim."""
 
 type Region = tuple[slice, ...]
@@ -61,17 +61,17 @@ class DiskArray:
         """The copy in another dtype that the next step reads; None where it reads nothing."""
         self.halfway = False
         """Whether an update of the state that it belongs to has begun and not ended."""
-        self._place_of = {
-            device: _place(index, self.shape)
+        self._extents = {
+            device: _extent(index, self.shape)
             for device, index in self.sharding.addressable_devices_indices_map(self.shape).items()
         }
-        self._parts = {place: _scratch(folder, self.local_shape, self.dtype) for place in set(self._place_of.values())}
+        self._parts = {extent: _scratch(folder, self.local_shape, self.dtype) for extent in set(self._extents.values())}
 
     def read(self, first: int, rows: int | None) -> Parts:
         """Some rows of every part, or all from `first` on."""
         last = None if rows is None else first + rows
-        read = {place: np.array(part[first:last]) for place, part in self._parts.items()}
-        return [(device, read[place]) for device, place in self._place_of.items()]
+        read = {extent: np.array(part[first:last]) for extent, part in self._parts.items()}
+        return [(device, read[extent]) for device, extent in self._extents.items()]
 
     def placed(self, parts: Parts) -> jax.Array:
         """The result of `read`, on the devices."""
@@ -83,38 +83,38 @@ class DiskArray:
         """Write back rows that are on the devices as `placed` returns them, or in host memory likewise."""
         written = set()
         for shard in piece.addressable_shards:
-            place = self._place_of[shard.device]
-            if place not in written:
-                written.add(place)
+            extent = self._extents[shard.device]
+            if extent not in written:
+                written.add(extent)
                 rows = np.asarray(shard.data)
-                self._parts[place][first : first + rows.shape[0]] = rows
+                self._parts[extent][first : first + rows.shape[0]] = rows
 
     def parts(self) -> Iterator[tuple[Region, np.ndarray]]:
         """Each part of this process, in its file, and its index in the array."""
-        for place, part in self._parts.items():
-            yield _region(place), part
+        for extent, part in self._parts.items():
+            yield _region(extent), part
 
     def local_parts(self) -> Iterator[tuple[Region, np.ndarray]]:
         """The parts among `parts` that this process saves: replicas are saved by one process only."""
-        owners: dict[_Place, Device] = {}
+        owners: dict[_Extent, Device] = {}
         for device, index in self.sharding.devices_indices_map(self.shape).items():
-            place = _place(index, self.shape)
-            owners[place] = min(device, owners.get(place, device), key=lambda device: device.id)
-        for place, part in self._parts.items():
-            if owners[place].process_index == jax.process_index():
-                yield _region(place), part
+            extent = _extent(index, self.shape)
+            owners[extent] = min(device, owners.get(extent, device), key=lambda device: device.id)
+        for extent, part in self._parts.items():
+            if owners[extent].process_index == jax.process_index():
+                yield _region(extent), part
 
     def copied(self) -> DiskArray:
         """A copy in new files."""
         copy = DiskArray(self.folder, jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding))
-        for place, part in self._parts.items():
-            np.copyto(copy._parts[place], part)
+        for extent, part in self._parts.items():
+            np.copyto(copy._parts[extent], part)
         return copy
 
     def in_memory(self) -> jax.Array:
         """A copy in pinned host memory."""
         pinned = self.sharding.with_memory_kind(PINNED)
-        copy = lambda index: np.array(self._parts[_place(index, self.shape)])
+        copy = lambda index: np.array(self._parts[_extent(index, self.shape)])
         return jax.make_array_from_callback(self.shape, pinned, copy)
 
 
@@ -148,12 +148,12 @@ def in_memory(tree: PyTree) -> PyTree[jax.Array]:
     return jax.tree.map(lambda leaf: leaf.in_memory() if isinstance(leaf, DiskArray) else leaf, tree)
 
 
-def _place(index: Any, shape: tuple[int, ...]) -> _Place:
+def _extent(index: Any, shape: tuple[int, ...]) -> _Extent:
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
-def _region(place: _Place) -> Region:
-    return tuple(slice(*bounds) for bounds in place)
+def _region(extent: _Extent) -> Region:
+    return tuple(slice(*bounds) for bounds in extent)
 
 
 def remove_stale(folder: Path) -> None:

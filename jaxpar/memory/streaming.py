@@ -78,12 +78,12 @@ def streamed[State, Along](
     rows = min(rows, total)
     pieces, rest = divmod(total, rows)
 
-    def fetch(state: State, place: Index, count: int) -> tuple[State, PyTree[Array | None]]:
-        there = jax.tree.map(lambda a: _fetch(a, place, count) if on_host(a) else None, along)
-        return _fetch(state, place, count), there
+    def fetch(state: State, offset: Index, count: int) -> tuple[State, PyTree[Array | None]]:
+        there = jax.tree.map(lambda a: _fetch(a, offset, count) if on_host(a) else None, along)
+        return _fetch(state, offset, count), there
 
-    def apply(piece: tuple[State, PyTree[Array | None]], place: Index, count: int) -> State:
-        slice_of = lambda a, there: _slice(a, place, count) if there is None else there
+    def apply(piece: tuple[State, PyTree[Array | None]], offset: Index, count: int) -> State:
+        slice_of = lambda a, there: _slice(a, offset, count) if there is None else there
         return function(piece[0], jax.tree.map(slice_of, along, piece[1]))
 
     def turn(number: Index, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
@@ -168,19 +168,19 @@ def by_rows(
     total = (a.shape[0] if end is None else end) - first
     rows = min(rows, total)
     pieces, rest = divmod(total, rows)
-    of = lambda piece, place: function(piece, *_slice(along, first + place, piece.shape[0]))
+    of = lambda piece, offset: function(piece, *_slice(along, first + offset, piece.shape[0]))
     like = jax.eval_shape(lambda a: of(_fetch(a, 0, 1), 0), a)
     made = vary_over(jnp.zeros((total, *like.shape[1:]), like.dtype), like.manual_axis_type.varying)
 
-    def turn(place: Index, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def turn(piece_index: Index, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         made, piece = carry
-        following = _fetch(a, first + (place + 1) * rows, rows)
-        return lax.dynamic_update_slice_in_dim(made, of(piece, place * rows), place * rows, 0), following
+        following = _fetch(a, first + (piece_index + 1) * rows, rows)
+        return lax.dynamic_update_slice_in_dim(made, of(piece, piece_index * rows), piece_index * rows, 0), following
 
     made, piece = lax.fori_loop(0, pieces - 1, turn, (made, _fetch(a, first, rows)))
     last = [(piece, (pieces - 1) * rows), *([(_fetch(a, first + pieces * rows, rest), pieces * rows)] if rest else [])]
-    for piece, place in last:
-        made = lax.dynamic_update_slice_in_dim(made, of(piece, place), place, 0)
+    for piece, offset in last:
+        made = lax.dynamic_update_slice_in_dim(made, of(piece, offset), offset, 0)
     return made
 
 

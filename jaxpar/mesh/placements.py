@@ -93,12 +93,12 @@ class Placements:
 
     @cached_property
     def compute(self) -> Placement:
-        """As weights are multiplied."""
+        """The placement in which weights are multiplied."""
         return Placement(jax.tree.map(lambda weight: weight.compute, self.weights), self.dtypes.compute)
 
     @cached_property
     def storage(self) -> Placement:
-        """As weights are stored during a step."""
+        """The placement in which weights are stored during a step."""
         return Placement(jax.tree.map(lambda weight: weight.storage, self.weights), self.dtypes.storage)
 
     @cached_property
@@ -108,7 +108,7 @@ class Placements:
 
     @cached_property
     def gradient(self) -> Placement:
-        """As gradients accumulate."""
+        """The placement in which gradients accumulate."""
         return Placement(jax.tree.map(lambda weight: weight.gradient, self.weights), self.dtypes.gradient)
 
     @cached_property

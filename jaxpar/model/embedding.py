@@ -34,7 +34,7 @@ class Table(NamedTuple):
     """A table of the input whose rows tokens look up: full, or split by rows over mesh axes (`axes`)."""
 
     weight: jax.Array
-    """In storage placement."""
+    """The table in storage placement."""
     placed: WeightPlacement
     indices: Int[Array, "batch tokens"]
     """The row of each token in this rank's part of the table; an index past its end if another rank has the row. The

@@ -88,22 +88,22 @@ def fragment_sent(step: Steps, every: int, fragments: int) -> Steps:
     return (step // (every // fragments) - 1) % fragments
 
 
-def encode_message(rows: Values, wire: str | None) -> Any:
+def encode_message(rows: Values, message_dtype: str | None) -> Any:
     """An outer gradient as the array that travels: float32, or the bytes of codes with a scale for each 256 elements.
 
     Codes are rounded to the nearest. The error of an element is at most 1/250 of the largest of its block under int8,
     and under int4 at most the larger of 1/2 of itself and 1/100 of the largest.
     """
-    return rows if wire is None else encode(jnp.asarray(rows), wire)
+    return rows if message_dtype is None else encode(jnp.asarray(rows), message_dtype)
 
 
 def decode_message(
-    sent: UInt8[Array, "rows bytes"] | Any, elements: int, wire: str | None
+    sent: UInt8[Array, "rows bytes"] | Any, elements: int, message_dtype: str | None
 ) -> Float[Array, "rows elements"]:
     """The outer gradient that `encode_message` sent."""
-    return sent if wire is None else decode(jnp.asarray(sent), elements, wire)
+    return sent if message_dtype is None else decode(jnp.asarray(sent), elements, message_dtype)
 
 
-def message_bytes(elements: int, wire: str | None) -> int:
+def message_bytes(elements: int, message_dtype: str | None) -> int:
     """Bytes of a row of `elements` that travels."""
-    return 4 * elements if wire is None else row_bytes(elements, wire)
+    return 4 * elements if message_dtype is None else row_bytes(elements, message_dtype)

@@ -57,13 +57,13 @@ class Reliability:
     """The cost of failures for a run; seconds."""
 
     between: float
-    """From one interruption to the next."""
+    """Seconds from one interruption to the next."""
     stall: float
-    """For which training waits at a checkpoint."""
+    """Seconds for which training waits at a checkpoint."""
     save: float
     """To write a checkpoint, and to read it once; a restart reads it `READS` times."""
     every: float
-    """From one checkpoint to the next."""
+    """Seconds from one checkpoint to the next."""
     start: float
     """From an interruption to the first step after it."""
 

@@ -41,7 +41,7 @@ class Offer:
     """Bytes that a GPU sends to other islands in a step, on average."""
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """The offer as JSON values."""
         asked = {name: getattr(self.exchange, name) for name in ("every", "fragments", "delay", "wire")}
         return {
             "mesh": words.axes(self.candidate.layout),
@@ -64,7 +64,7 @@ class Offers:
     """Why there are no rows."""
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON, beside the plan."""
+        """The offers as JSON values, stored beside the plan."""
         across = None if self.across is None else self.across.seconds
         rows = [row.to_dict() for row in self.rows]
         return {"data_parallel_step_time_s": across, "rows": rows, "refused": self.refused or None}

@@ -88,7 +88,7 @@ class Profile:
     """The keys of the file."""
 
     device: str = ""
-    """As JAX names it."""
+    """Name of the device in JAX."""
     devices: Size = 1
     processes: Size = 1
     date: str = ""
@@ -100,7 +100,7 @@ class Profile:
     model: Numbers = field(default_factory=dict)
     """In place of what is fitted (`HardwareModel`)."""
     links: Numbers = field(default_factory=dict)
-    """In place of the datasheet's."""
+    """Measured speeds of links that replace those of the datasheet, by name."""
     matmuls: tuple[Product, ...] = ()
     attention: tuple[Attended, ...] = ()
     collectives: tuple[Sent, ...] = ()

@@ -89,7 +89,7 @@ class Verified:
         return f"does not agree: the program takes {seconds(after)}, {of_step}: {found}"
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON, beside the plan."""
+        """The verdict as JSON values, stored beside the plan."""
         return {
             "fits": self.fits,
             "verdict": self.verdict,

@@ -37,7 +37,7 @@ class CodedMatrix:
     """A stacked matrix of which some rows are stored as quantised values."""
 
     path: tuple[str, ...]
-    """In the tree of weights."""
+    """Path of the weight in the tree of weights."""
     column: int
     """Its index among the tensors of a layer."""
     quantized: tuple[bool, ...]

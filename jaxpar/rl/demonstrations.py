@@ -43,7 +43,7 @@ def open_demonstrations(config: DataConfig, vocab: int | None, seed: int) -> Dat
 
 def _stream(records: Sequence[Record], codec: Codec, name: str) -> TokenStream:
     """The prompts with their answers and an end; the loss counts what follows a prompt. Raises `UserError`."""
-    tokens, starts, counted = [], [], []
+    tokens, starts, loss_mask = [], [], []
     for index, one in enumerate(records, 1):
         text = one.get(COMPLETION)
         if not isinstance(text, str):
@@ -54,5 +54,5 @@ def _stream(records: Sequence[Record], codec: Codec, name: str) -> TokenStream:
         prompt, answer = encoded_prompt(codec, one["prompt"]), [*codec.encode(text), codec.end]
         starts.append(len(tokens))
         tokens += [*prompt, *answer]
-        counted += [0] * len(prompt) + [1] * len(answer)
-    return TokenStream(np.array(tokens, np.uint32), np.array(starts, np.int64), np.array(counted, np.uint8))
+        loss_mask += [0] * len(prompt) + [1] * len(answer)
+    return TokenStream(np.array(tokens, np.uint32), np.array(starts, np.int64), np.array(loss_mask, np.uint8))

@@ -71,4 +71,4 @@ TASKS: dict[str, Task] = {
     "guess": Task(_guess, "123456789<>?", rewards=()),
     "json": Task(_people, rewards=("json_fields", "json_length", "think")),
 }
-"""By the name that `data.path` has."""
+"""Tasks by their name in `data.path`."""

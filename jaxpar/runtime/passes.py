@@ -48,7 +48,7 @@ class Saved(NamedTuple):
     stashes: Mapping[tuple[str, int], PyTree]
     """Buffers of rows that keep the same, by kind of layers and the first of these rows."""
     slot: Index
-    """In all of them."""
+    """The slot of this pass in each of the buffers."""
 
 
 class Cotangents(NamedTuple):

@@ -45,7 +45,7 @@ def _integer(low: int, high: int, default: int | None = None) -> Setting:
 
 
 def _real(low: float, high: float, default: float) -> Setting:
-    """From `low` to `high`."""
+    """A number from `low` to `high`."""
     holds = lambda value: type(value) in (int, float) and math.isfinite(value) and low <= value <= high
     return Setting(f"a number from {low:g} to {high:g}", holds, default)
 

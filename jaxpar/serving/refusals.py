@@ -13,7 +13,7 @@ class Refusal(Exception):
         self.status, self.message, self.field = status, message, field
 
     def body(self) -> dict[str, object]:
-        """As OpenAI's clients read it."""
+        """The JSON body of an error, in OpenAI's format."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": None}}
 

@@ -19,7 +19,7 @@ class Usage:
     new: int = 0
 
     def body(self) -> dict[str, int]:
-        """As clients read it."""
+        """The JSON object of the counts, in OpenAI's format."""
         return {"prompt_tokens": self.prompt, "completion_tokens": self.new, "total_tokens": self.prompt + self.new}
 
 

@@ -36,7 +36,7 @@ class ServedModel:
     adapters: dict[str, int] = field(default_factory=dict)
     """The indices of adapters by their names; each is a model for clients."""
     seed: int = field(default_factory=lambda: secrets.randbits(32))
-    """For requests without one."""
+    """Seed of requests that have none."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _drawn: int = 0
     """Streams of `seed` that were drawn from."""

@@ -26,7 +26,7 @@ class ServedWeights:
     weights: ReadWeights
     """The weights of the model, without adapters."""
     adapters: list[Adapter | None]
-    """By their indices; None leaves room."""
+    """Adapters by their indices; None is a free index."""
 
     def replace(self, folder: Path) -> None:
         """Go on with the weights of the model in a folder. Raises `UserError`."""

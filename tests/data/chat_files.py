@@ -59,7 +59,7 @@ def spelled(folder: TokenFolder, counted: bool = False) -> list[str]:
     tokenizer: Any = Tokenizer.from_file(str(folder.path / folder.index.tokenizer.name))
     stream, found = folder.train, []
     for first, length in zip(stream.starts[:].tolist(), stream.lengths.tolist(), strict=True):
-        tokens, mask = stream.tokens[first : first + length], stream.counted
+        tokens, mask = stream.tokens[first : first + length], stream.loss_mask
         if counted:
             assert mask is not None
             tokens = tokens[mask[first : first + length] > 0]

@@ -81,7 +81,7 @@ class Movement:
     source: Frame | None
     """The line of the model or the step that asked for it."""
     executions: float
-    """How often it runs in a step."""
+    """Executions in a step."""
 
     @property
     def channel(self) -> str:

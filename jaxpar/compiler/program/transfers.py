@@ -36,7 +36,7 @@ def inner_op(start: Op, done: Op) -> Op:
 
 def pairs(computation: Computation) -> dict[str, Op]:
     """The done of each asynchronous start of `computation`, by the start's name, through updates."""
-    found: dict[str, Op] = {}
+    done: dict[str, Op] = {}
     owner: dict[str, str] = {}
     for op in computation.ops:
         base, half = wrapped_opcode(op.opcode)
@@ -48,16 +48,16 @@ def pairs(computation: Computation) -> dict[str, Op]:
                 raise ProgramError(f"{op.name} ends nothing that {computation.name} started", line=op.line)
             owner[op.name] = start
             if half == "done":
-                found[start] = op
-    for start in set(owner.values()) - set(found):
+                done[start] = op
+    for start in set(owner.values()) - set(done):
         raise ProgramError(f"{start} is started in {computation.name} and not ended there")
-    return found
+    return done
 
 
 def transfers(module: Module, computation: Computation) -> list[Transfer]:
     """Transfers that start in `computation`, in order of issue."""
     dones = pairs(computation)
-    found = []
+    result = []
     for op in computation.ops:
         if op.name in dones:
             done = dones[op.name]
@@ -69,8 +69,8 @@ def transfers(module: Module, computation: Computation) -> list[Transfer]:
         inner = fused_collective(module, inner) or inner
         channel = _channel(inner)
         if channel:
-            found.append(Transfer(inner, op, done, channel))
-    return found
+            result.append(Transfer(inner, op, done, channel))
+    return result
 
 
 def fused_collective(module: Module, op: Op) -> Op | None:

@@ -29,9 +29,9 @@ _OUTSIDE = re.compile(r"^.*/site-packages/|^.*/(?=(?:jaxpar|pallas_kernels)/)")
 def make_report(analysis: Analysis, config: str) -> Report:
     """The report of a compiled step; `config` is what the user calls the configuration."""
     compilation, memory = analysis.compilation, analysis.compilation.memory
-    found = occupants(analysis.buffers, analysis.peak[0])
+    live = occupants(analysis.buffers, analysis.peak[0])
     host = memory.host_argument + memory.host_output - memory.host_alias + memory.host_temp
-    classes = {**analysis.classes.totals(found), "host": host}
+    classes = {**analysis.classes.totals(live), "host": host}
     device = analysis.cluster.device_bytes
     usable, allocated = pool_bytes(device), memory.total_allocation + analysis.buffers.beside
     # XLA's own peak is that of the fullest memory space, which may be the host's.
@@ -66,7 +66,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         exposed_seconds=analysis.schedule.exposed_seconds,
         seconds_by_kind=kernels,
         lost_by_part={part: seconds for part, seconds in step.by_kind.items() if part not in kernels},
-        largest_buffers=_largest(analysis, found),
+        largest_buffers=_largest(analysis, live),
         compile_seconds=compilation.compile_seconds,
     )
 
@@ -80,35 +80,35 @@ def notes(analysis: Analysis, repeated: int) -> tuple[str, ...]:
     """
     plan, kinds = analysis.compilation.plan, analysis.cluster.gpus
     branches = len(analysis.counts.conditionals)
-    found = [*analysis.compilation.notes, *analysis.module.unknown.notes()]
+    lines = [*analysis.compilation.notes, *analysis.module.unknown.notes()]
     if len(kinds) > 1:
         names, slowest = " and ".join(gpu.name for gpu in kinds), analysis.cluster.gpu.name
-        found.append(
+        lines.append(
             f"the cluster has {names}: compiled and timed for {slowest}, the slowest; memory is that of the smallest"
         )
     if plan.axes.pipe > 1:
-        found.append(
+        lines.append(
             f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for the fullest rank, and "
             "computes without use in ticks in which it is idle; that work is counted"
         )
     if plan.experts and plan.axes.expert > 1:
-        found.append(
+        lines.append(
             "experts: all ranks are taken to have equal loads, so products are those of an even share of the rows and "
             "an exchange has one round; jaxpar.plan and jaxpar.schedule predict times for parallel.experts.imbalance"
         )
     if analysis.hardware is None and (why := borrowed(analysis.timer.gpu)) is not None:
-        found.append(f"times: {why}")
+        lines.append(f"times: {why}")
     if branches:
-        found.append(
+        lines.append(
             f"{plural(branches, 'choice')} at run time: every branch is counted each time, so work in them is an upper "
             "bound"
         )
     if repeated:
-        found.append(
+        lines.append(
             f"memory was short, so XLA itself runs {repeated} kernels and transfers a second time and overlaps less; "
             "traffic and work include that"
         )
-    return tuple(found)
+    return tuple(lines)
 
 
 def with_utilisation(report: Report, config: Config, gpu: GPU) -> Report:
@@ -169,9 +169,9 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
     )
 
 
-def _largest(analysis: Analysis, found: list[Occupant]) -> tuple[LiveBuffer, ...]:
+def _largest(analysis: Analysis, live: list[Occupant]) -> tuple[LiveBuffer, ...]:
     classes, rows = analysis.classes, []
-    for occupant in found[:LARGEST]:
+    for occupant in live[:LARGEST]:
         parameter, value, name, frames = occupant.allocation.parameter, occupant.value, occupant.value.op, ()
         if parameter is not None:
             name = analysis.compilation.inputs[parameter]

@@ -33,7 +33,7 @@ class Box:
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """Duration in seconds."""
         return self.span.end - self.span.start
 
 
@@ -61,13 +61,13 @@ def turn_words(layers: int) -> str:
 
 def layer_schedules(analysis: Analysis) -> list[LayerSchedule]:
     """The loops over layers, in order. Empty where XLA unrolled them: with fewer than three layers."""
-    found = []
+    schedules = []
     for body in layer_loops(analysis):
         run = analysis.schedule.clock.run(analysis.schedule.traces[body.name])
         title = "Backward" if _is_backward(body) else "Forward"
         boxes = tuple(_box(analysis, body, span) for span in run.spans)
-        found.append(LayerSchedule(title, analysis.counts.counts[body.name], run.seconds, boxes))
-    return found
+        schedules.append(LayerSchedule(title, analysis.counts.counts[body.name], run.seconds, boxes))
+    return schedules
 
 
 def layer_loops(analysis: Analysis) -> list[Computation]:

@@ -50,13 +50,13 @@ class MemoryClasses:
         if occupant.allocation.parameter is not None:
             name = self._inputs[occupant.allocation.parameter]
             return next((own for own, prefixes in _STATE if name.startswith(prefixes)), "temporaries")
-        found = {self._of_value(value, occupant.allocation) for value in (occupant.value, *occupant.shared_with)}
-        return next(name for name in _PRIORITY if name in found)
+        classes = {self._of_value(value, occupant.allocation) for value in (occupant.value, *occupant.shared_with)}
+        return next(name for name in _PRIORITY if name in classes)
 
-    def totals(self, found: Iterable[Occupant]) -> dict[str, int]:
+    def totals(self, occupants: Iterable[Occupant]) -> dict[str, int]:
         """Bytes per class on the device, `host` left out."""
         totals: dict[str, int] = dict.fromkeys(CLASSES[:-1], 0)
-        for occupant in found:
+        for occupant in occupants:
             totals[self.of(occupant)] += occupant.bytes
         return totals
 

@@ -97,8 +97,8 @@ def _show(opened: TokenFolder, stream: TokenStream, title: str, first: int, leng
         _line(console, f"  | {printable}")
     if cut:
         _line(console, "  | ...")
-    if stream.counted is not None:
-        words = opened.codec.decode(tokens[stream.counted[first : first + len(tokens)] > 0])
+    if stream.loss_mask is not None:
+        words = opened.codec.decode(tokens[stream.loss_mask[first : first + len(tokens)] > 0])
         _line(console, f"  counted: {quoted(words, _LETTERS)}")
 
 

@@ -60,9 +60,9 @@ class TokenFolder:
                 assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
                 stream.tokens.check()
                 stream.starts.check()
-                if stream.counted is not None:
-                    assert isinstance(stream.counted, ShardedTokens)
-                    stream.counted.check()
+                if stream.loss_mask is not None:
+                    assert isinstance(stream.loss_mask, ShardedTokens)
+                    stream.loss_mask.check()
 
 
 def open_token_folder(path: str | Path, *, key: str) -> TokenFolder:
@@ -125,7 +125,7 @@ def _read_checked(folder: Path, file: File) -> bytes:
 def _stream(folder: Path, index: Index, split: str) -> TokenStream:
     shards = index.shards(split)
     tokens = [_values(folder, shard.tokens, shard.token_count, index.dtype, index.vocab) for shard in shards]
-    counted = [
+    loss_mask = [
         _values(folder, shard.counted, shard.token_count, "uint8", 3 if index.labelled else 2)
         for shard in shards
         if shard.counted is not None
@@ -133,7 +133,7 @@ def _stream(folder: Path, index: Index, split: str) -> TokenStream:
     return TokenStream(
         ShardedTokens(tokens, np.dtype(index.dtype)),
         DocumentStarts([_starts(folder, shard) for shard in shards]),
-        ShardedTokens(counted, np.dtype("uint8")) if counted else None,
+        ShardedTokens(loss_mask, np.dtype("uint8")) if loss_mask else None,
     )
 
 

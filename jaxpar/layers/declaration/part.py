@@ -214,7 +214,7 @@ class Layer:
 
     @property
     def weights(self) -> dict[str, Weights]:
-        """By part and norm."""
+        """Weights of each part and norm, by name."""
         return {part.name: part.weights for part in self.parts} | dict(self.norms)
 
     @cached_property

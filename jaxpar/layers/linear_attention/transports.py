@@ -100,7 +100,7 @@ def behind(state: State, fold: Fold) -> State:
 
 
 def transposed(fold: Fold) -> Fold:
-    """With the transpose of M."""
+    """The fold with the transpose of M."""
     return fold if fold.mapped.ndim < fold.made.ndim else fold._replace(mapped=fold.mapped.swapaxes(-1, -2))
 
 

@@ -176,9 +176,9 @@ class Units(NamedTuple):
     """Bytes that the layers of a chunk keep and make, for one microbatch on one device."""
 
     saved: int
-    """On the device, of the chunk."""
+    """Bytes of the chunk on the device."""
     offloaded: int
-    """On the host, of the chunk."""
+    """Bytes of the chunk on the host."""
     kept: int
     """Both, as they are without tiles."""
     back: int

@@ -73,7 +73,7 @@ class StoredBytes:
 
     @cached_property
     def gradients(self) -> PartBytes:
-        """As they accumulate over microbatches."""
+        """Bytes of gradients that accumulate over microbatches."""
         return self._bytes(self.widths.gradient, self.gradients_sharded, self.embed_and_head_sharded, "trained")
 
     @property

@@ -32,7 +32,7 @@ class Weight(NamedTuple):
     elements: int
     """Elements of the whole weight."""
     compute: int
-    """As it is multiplied."""
+    """Elements of it on a device as it is multiplied."""
     sharded: int
     """Split over `SHARD_AXES` too."""
     updated: int
@@ -59,7 +59,7 @@ class Elements(NamedTuple):
     """Elements of several weights on a device."""
 
     compute: int
-    """As they are multiplied."""
+    """Elements on a device as they are multiplied."""
     sharded: int
     """Split over `SHARD_AXES` too."""
 
@@ -75,7 +75,7 @@ class Part(NamedTuple):
 
     weights: tuple[Weight, ...]
     compute: int
-    """As they are multiplied."""
+    """Elements on a device as they are multiplied."""
     sharded: int
     """Split over `SHARD_AXES` too."""
     trained: Elements

@@ -53,7 +53,7 @@ def hpz_ranks(hpz: int, sizes: Mapping[str, int], split: Collection[str]) -> int
 
 
 EXACT = Transport()
-"""In the dtypes of the placements."""
+"""Messages in the dtypes of the placements."""
 
 
 # ---- two levels

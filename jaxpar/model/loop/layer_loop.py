@@ -150,16 +150,18 @@ class LayerLoop:
         def step_of(stack: LayerStack, first: int, keep: Keep) -> Step:
             def step(w: Arrays, nothing: None, row: jax.Array, carry: PyTree) -> PyTree:
                 x, stashes, reported = carry
-                number = stack.order.local(weights.chunk)[row]
+                layer_index = stack.order.local(weights.chunk)[row]
                 stash, at_row = stashes[stack.name, first], (saved.slot, row - first)
                 inputs, x = put_x(stash.inputs, x, *at_row)
                 program = stack.programs[keep.variant]
-                (y, report), pullback = program.vjp(keep.policy, w, x, number, tokens[stack.name])
+                (y, report), pullback = program.vjp(keep.policy, w, x, layer_index, tokens[stack.name])
                 with jax.named_scope("saved_activations"):
                     stash = Stash(inputs, put(stash.residuals, in_order(residuals_of(pullback)), *at_row))
-                new = {name: reported[name] + stack.skip_padding(number, value, 0) for name, value in report.items()}
+                new = {
+                    name: reported[name] + stack.skip_padding(layer_index, value, 0) for name, value in report.items()
+                }
                 stashes = {**stashes, (stack.name, first): stash}
-                return stack.skip_padding(number, y, x), stashes, {**reported, **new}
+                return stack.skip_padding(layer_index, y, x), stashes, {**reported, **new}
 
             return Step(step)
 
@@ -188,18 +190,18 @@ class LayerLoop:
 
             def step(w: Arrays, fetched: PyTree, row: jax.Array, carry: PyTree) -> PyTree:
                 dx, totals, taps, observed = carry
-                number = stack.order.local(weights.chunk)[row]
+                layer_index = stack.order.local(weights.chunk)[row]
                 x, residuals = in_order(at(stash, saved.slot, row - first, instead=fetched))
-                pullback = program.pullback(keep.policy, residuals, w, x, number, tokens[kind])
+                pullback = program.pullback(keep.policy, residuals, w, x, layer_index, tokens[kind])
                 dw, through, new_taps, *_, new = pullback((dx, of_report))
-                totals = totals | {kind: stack.accumulate(totals[kind], dw, row, number, into)}
+                totals = totals | {kind: stack.accumulate(totals[kind], dw, row, layer_index, into)}
                 if taps is not None:
                     with jax.named_scope("kept_for_weights"):
                         taps = taps | {kind: put(taps[kind], new_taps, into.taps_slot, row)}
                 if observed is not None and program.observes:
-                    valid = into.valid & (number != PADDING)
-                    observed = observed.at[number].max(jnp.where(valid, new, 0))
-                return stack.skip_padding(number, vary(through), dx), totals, taps, observed
+                    valid = into.valid & (layer_index != PADDING)
+                    observed = observed.at[layer_index].max(jnp.where(valid, new, 0))
+                return stack.skip_padding(layer_index, vary(through), dx), totals, taps, observed
 
             return Step(step, lambda row: fetch(stash, saved.slot, row - first))
 
@@ -217,10 +219,10 @@ class LayerLoop:
             like = jax.eval_shape(stack.load_any, weights[kind])
 
             def step(_: Arrays, nothing: None, row: jax.Array, totals: Arrays) -> Arrays:
-                number = stack.order.local(into.chunk.chunk)[row]
+                layer_index = stack.order.local(into.chunk.chunk)[row]
                 with jax.named_scope("weight_gradients"):
-                    dw = program.matrix_gradients(like, at(saved[kind], into.taps_slot, row), number, tokens[kind])
-                return totals | {kind: stack.accumulate(totals[kind], dw, row, number, into)}
+                    dw = program.matrix_gradients(like, at(saved[kind], into.taps_slot, row), layer_index, tokens[kind])
+                return totals | {kind: stack.accumulate(totals[kind], dw, row, layer_index, into)}
 
             return Step(step, loads=False)
 

@@ -21,12 +21,12 @@ from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.mesh.tracing import refuse_permutes
 from jaxpar.pipeline.actions import Kind
-from jaxpar.pipeline.execution.inputs import Carry, Given, Inputs, Reports, Row, Seeds, at, buffers, put
+from jaxpar.pipeline.execution.inputs import Carry, Inputs, Operands, Reports, Row, Seeds, at, buffers, put
 from jaxpar.pipeline.execution.program import PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Layers, Stages
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 
-type Act = Callable[[Row, Carry, Given], tuple[PyTree, Carry]]
+type Act = Callable[[Row, Carry, Operands], tuple[PyTree, Carry]]
 """One action of a tick: its value, and the carry after it."""
 
 
@@ -44,25 +44,25 @@ def execute(
     `weights` are in storage placement; `microbatches` are arrays [microbatch, ...], and `shared` is what each of them
     has besides; `gradients` are the zeros in gradient placement that gradients accumulate in.
     """
-    given = Given(weights, weights[LAYERS], microbatches, seeds, shared or {})
+    operands = Operands(weights, weights[LAYERS], microbatches, seeds, shared or {})
     executor, slots, totals, loop = _Executor(program, stages), program.slots, gradients[LAYERS], stages.loop
-    x, tokens = executor.shapes(given)
+    x, tokens = executor.shapes(operands)
     nothing = {name: jnp.float32(0) for name in stages.loss_reports}
     carry = Carry(
-        stash=loop.stash(given.layers, x, tokens, slots["stash"]),
-        side=loop.side(given.layers, x, tokens, slots["kept"]),
+        stash=loop.stash(operands.layers, x, tokens, slots["stash"]),
+        side=loop.side(operands.layers, x, tokens, slots["kept"]),
         gradients=gradients,
         reported=vary(nothing, set(AXES) - set(stages.vocab_axes)),
         **buffers(slots, x),
     )
     if program.holds:
-        carry = carry.with_layers(stages.chunks.zeros(given.layers, slots["gradients"], gradients=True))
-        given = given._replace(layers=stages.chunks.zeros(given.layers, slots["weights"]))
+        carry = carry.with_layers(stages.chunks.zeros(operands.layers, slots["gradients"], gradients=True))
+        operands = operands._replace(layers=stages.chunks.zeros(operands.layers, slots["weights"]))
     for part in program.loops:
-        totals, carry, given = executor.between(part.first, totals, carry, given)
-        tick = lambda run, row, carry, given=given: executor.tick(run, row, carry, given)
+        totals, carry, operands = executor.between(part.first, totals, carry, operands)
+        tick = lambda run, row, carry, operands=operands: executor.tick(run, row, carry, operands)
         carry = executor.loop_over(part, tick, carry)
-    totals, carry, _ = executor.between(program.ticks, totals, carry, given)
+    totals, carry, _ = executor.between(program.ticks, totals, carry, operands)
     carry = carry.with_layers(totals) if program.holds else carry
     return carry.gradients, carry.reported, carry.side
 
@@ -80,22 +80,22 @@ def evaluate[Result](
     The result is a tree of arrays. It is counted on the last chunk's rank and zero on the others, or counted on all
     where they share the vocabulary.
     """
-    given, inputs = Given(weights, weights[LAYERS], microbatches, None, shared or {}), Inputs(program, stages)
-    x, _ = inputs.shapes(given)
-    first = lambda: inputs.microbatch(given, jnp.int32(0))
+    operands, inputs = Operands(weights, weights[LAYERS], microbatches, None, shared or {}), Inputs(program, stages)
+    x, _ = inputs.shapes(operands)
+    first = lambda: inputs.microbatch(operands, jnp.int32(0))
     like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
     nothing = lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying)
     carry = buffers(program.slots, x)["arrivals"], jax.tree.map(nothing, like)
 
     def tick(run: Run, row: Row, carry: tuple[jax.Array, Result]) -> tuple[jax.Array, Result]:
         arrivals, total = carry
-        data = inputs.microbatch(given, row["f_microbatch"])
-        x = inputs.input(row, given, arrivals, None)
-        chunk = Chunk(given.layers, row["f_chunk"], row["f_chunk"])
+        data = inputs.microbatch(operands, row["f_microbatch"])
+        x = inputs.input(row, operands, arrivals, None)
+        chunk = Chunk(operands.layers, row["f_chunk"], row["f_chunk"])
         y = stages.loop.run(chunk, x, stages.token_context(data))
         if run.head:
             last = (row["f_counts"] & row["f_last"]) == 1
-            new = result(inputs.shared(y, last), inputs.last(row, given, "f"))
+            new = result(inputs.shared(y, last), inputs.last(row, operands, "f"))
             mine = True if inputs.shares_vocabulary else last
             total = jax.tree.map(lambda so_far, value: so_far + _where(mine, value), total, new)
         return inputs.arrived(run, "y", row, y, arrivals), total
@@ -108,7 +108,7 @@ def evaluate[Result](
 class _Executor(Inputs):
     """The actions of training."""
 
-    def between(self, tick: int, totals: Arrays, carry: Carry, given: Given) -> tuple[Arrays, Carry, Given]:
+    def between(self, tick: int, totals: Arrays, carry: Carry, operands: Operands) -> tuple[Arrays, Carry, Operands]:
         """(`totals` with the gradients of chunks that are complete before `tick`, the carry without them, what is given
         with the weights of the chunks that are held from then on)."""
         for window in self.program.releases.get(tick, []):
@@ -116,28 +116,28 @@ class _Executor(Inputs):
             layers, totals = self.stages.chunks.release(layers, window.slot, totals, window.chunk)
             carry = carry.with_layers(layers)
         for window in self.program.loads.get(tick, []):
-            stored = given.weights[LAYERS]
-            layers = self.stages.chunks.load(given.layers, window.slot, stored, window.chunk, carry.arrivals)
-            given = given._replace(layers=layers)
-        return totals, carry, given
+            stored = operands.weights[LAYERS]
+            layers = self.stages.chunks.load(operands.layers, window.slot, stored, window.chunk, carry.arrivals)
+            operands = operands._replace(layers=layers)
+        return totals, carry, operands
 
     # ---- one tick
 
-    def tick(self, run: Run, row: Row, carry: Carry, given: Given) -> Carry:
+    def tick(self, run: Run, row: Row, carry: Carry, operands: Operands) -> Carry:
         y = g = None
         if Kind.FORWARD in run.kinds:
-            y, carry = self._act(row["f_counts"], "forward", row, carry, given)
+            y, carry = self._act(row["f_counts"], "forward", row, carry, operands)
         if Kind.BACKWARD in run.kinds:
             dy = at(carry.cotangents, row["b_cotangent"])
             if run.head:
-                g, carry = self._act(row["b_counts"] & row["b_last"], "loss", row, carry, given)
+                g, carry = self._act(row["b_counts"] & row["b_last"], "loss", row, carry, operands)
                 dy = jnp.where(row["b_last"] == 1, g, dy)
-            g, carry = self._act(row["b_counts"], "backward", row | {"b_dy": dy}, carry, given)
+            g, carry = self._act(row["b_counts"], "backward", row | {"b_dy": dy}, carry, operands)
             # Later operations overwrite what was read here; without this barrier, XLA copies the whole buffer.
             stash, g = lax.optimization_barrier((carry.stash, g))
             carry = carry._replace(stash=stash)
         if Kind.WEIGHT in run.kinds:
-            _, carry = self._act(row["w_counts"], "weight", row, carry, given)
+            _, carry = self._act(row["w_counts"], "weight", row, carry, operands)
             side, layers = lax.optimization_barrier((carry.side, carry.gradients[LAYERS]))
             carry = carry.with_layers(layers)._replace(side=side)
         if y is not None:
@@ -157,17 +157,17 @@ class _Executor(Inputs):
         }
         return {name: jax.jit(act, inline=True) for name, act in actions.items()}
 
-    def _act(self, valid: jax.Array, name: str, row: Row, carry: Carry, given: Given) -> tuple[PyTree, Carry]:
+    def _act(self, valid: jax.Array, name: str, row: Row, carry: Carry, operands: Operands) -> tuple[PyTree, Carry]:
         """(value, carry) of an action.
 
         In a branching program a rank whose action is not `valid` leaves it out, and has zeros for the value.
         """
         action = self._actions[name]
         if not self.program.branching:
-            return action(row, carry, given)
+            return action(row, carry, operands)
 
         def act(carry: Carry) -> tuple[PyTree, Carry]:
-            value, after = action(row, carry, given)
+            value, after = action(row, carry, operands)
             return vary(value), after
 
         act = jax.jit(act, inline=True)
@@ -176,43 +176,43 @@ class _Executor(Inputs):
         skip = lambda carry: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), carry)
         return lax.cond(valid == 1, act, skip, carry)
 
-    def _forward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+    def _forward(self, row: Row, carry: Carry, operands: Operands) -> tuple[jax.Array, Carry]:
         """The output of a chunk, and the carry."""
-        data = self.microbatch(given, row["f_microbatch"])
-        x = self.input(row, given, carry.arrivals, carry.stash)
-        chunk, saved = self._chunk(given.layers, row, "f", "weights"), Saved(carry.stash, row["f_slot"])
+        data = self.microbatch(operands, row["f_microbatch"])
+        x = self.input(row, operands, carry.arrivals, carry.stash)
+        chunk, saved = self._chunk(operands.layers, row, "f", "weights"), Saved(carry.stash, row["f_slot"])
         tokens, valid = self.stages.token_context(data), row["f_counts"] == 1
         y, stash, side = self._loop.forward(chunk, x, tokens, saved, carry.side, valid)
         outputs = put(carry.outputs, y, row["f_output"], (row["f_counts"] & row["f_last"]) == 1)
         return y, carry._replace(stash=stash, outputs=outputs, side=side)
 
-    def _loss(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+    def _loss(self, row: Row, carry: Carry, operands: Operands) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients added up, and the cotangent of the output."""
         valid = (row["b_counts"] & row["b_last"]) == 1
-        data = self.last(row, given, "b")
-        assert given.seeds is not None, "a backward starts from the cotangent of the objective"
+        data = self.last(row, operands, "b")
+        assert operands.seeds is not None, "a backward starts from the cotangent of the objective"
 
         def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, Reports]:
-            return self.stages.loss(given.weights, accumulators, self.shared(y, valid), data)
+            return self.stages.loss(operands.weights, accumulators, self.shared(y, valid), data)
 
         # The accumulators are zeros by contract; the accumulated values stand in for them, and are not read.
         parts = {part: tree for part, tree in carry.gradients.items() if part != LAYERS}
         value, pullback, reports = jax.vjp(objective, parts, at(carry.outputs, row["b_output"]), has_aux=True)
-        new, g = pullback(vary(given.seeds.objective.astype(value.dtype), varying_axes(value)))
+        new, g = pullback(vary(operands.seeds.objective.astype(value.dtype), varying_axes(value)))
         with jax.named_scope("gradients"):
             mine = True if self.shares_vocabulary else valid
             parts = jax.tree.map(lambda total, a: total + _where(mine, a), parts, new)
         reported = {name: total + _where(mine, reports[name]) for name, total in carry.reported.items()}
         return g, carry._replace(gradients=carry.gradients | parts, reported=reported)
 
-    def _backward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
-        data = self.microbatch(given, row["b_microbatch"])
+    def _backward(self, row: Row, carry: Carry, operands: Operands) -> tuple[jax.Array, Carry]:
+        data = self.microbatch(operands, row["b_microbatch"])
         valid = row["b_counts"] == 1
-        assert given.seeds is not None, "a backward starts from the cotangent of the objective"
-        several = jax.tree.leaves(given.microbatches)[0].shape[0] > 1
+        assert operands.seeds is not None, "a backward starts from the cotangent of the objective"
+        several = jax.tree.leaves(operands.microbatches)[0].shape[0] > 1
         dx, layers, side = self._loop.backward(
-            self._chunk(given.layers, row, "b", "weights"),
-            Cotangents(row["b_dy"], given.seeds.reports),
+            self._chunk(operands.layers, row, "b", "weights"),
+            Cotangents(row["b_dy"], operands.seeds.reports),
             self.stages.token_context(data),
             Saved(carry.stash, row["b_slot"]),
             Accumulator(
@@ -225,16 +225,16 @@ class _Executor(Inputs):
         )
         carry = carry.with_layers(layers)
         into_embedding = jnp.where(valid & (row["b_first"] == 1), dx, 0)
-        first = self.first(row, given, "b")
-        gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
+        first = self.first(row, operands, "b")
+        gradients = self.stages.embed_gradients(operands.weights, first, into_embedding, carry.gradients)
         return dx, carry._replace(gradients=gradients, side=side)
 
-    def _weight(self, row: Row, carry: Carry, given: Given) -> tuple[tuple[()], Carry]:
+    def _weight(self, row: Row, carry: Carry, operands: Operands) -> tuple[tuple[()], Carry]:
         assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"
         chunk = self._chunk(carry.gradients[LAYERS], row, "w", "weights")
         into = Accumulator(chunk, row["w_counts"] == 1, taps_slot=row["w_kept"])
-        tokens = self.stages.token_context(self.microbatch(given, jnp.int32(0)))  # of which it reads no tokens
-        return (), carry.with_layers(self._loop.weight_gradients(given.layers, tokens, into, carry.side))
+        tokens = self.stages.token_context(self.microbatch(operands, jnp.int32(0)))  # of which it reads no tokens
+        return (), carry.with_layers(self._loop.weight_gradients(operands.layers, tokens, into, carry.side))
 
     @cached_property
     def _loop(self) -> Layers:

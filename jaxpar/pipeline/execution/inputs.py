@@ -55,11 +55,11 @@ class Seeds(NamedTuple):
     """Cotangents of what layers report, by name: sums over the tokens that do not pad a row."""
 
 
-class Given(NamedTuple):
+class Operands(NamedTuple):
     """The inputs of every tick."""
 
     weights: Weights
-    """In storage placement."""
+    """All weights, in storage placement."""
     layers: Arrays
     """The layers' weights: all of them in storage placement, or the chunks that are held."""
     microbatches: Batch
@@ -93,9 +93,11 @@ class Inputs:
         others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ranks.items()}
         return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
 
-    def input(self, row: Row, given: Given, arrivals: jax.Array, stash: PyTree) -> Shaped[Array, "batch seq embed"]:
+    def input(
+        self, row: Row, operands: Operands, arrivals: jax.Array, stash: PyTree
+    ) -> Shaped[Array, "batch seq embed"]:
         """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
-        x = self.stages.embed(given.weights, self.first(row, given, "f"))
+        x = self.stages.embed(operands.weights, self.first(row, operands, "f"))
         if self.program.slots["arrivals"]:
             x = jnp.where(row["f_source"] == EMBEDDING, x, at(arrivals, row["f_arrival"]))
         if stash is not None and (self.program.rows["f_source"] == STASHED).any():
@@ -117,27 +119,27 @@ class Inputs:
                 buffer = put(buffer, moved, jnp.maximum(row[field], 0), row[field] != NOTHING)
         return buffer
 
-    def microbatch(self, given: Given, number: Int[Array, ""]) -> Batch:
+    def microbatch(self, operands: Operands, index: Int[Array, ""]) -> Batch:
         """One of the microbatches, with what all of them share."""
-        microbatch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
-        return microbatch | given.shared
+        microbatch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), operands.microbatches)
+        return microbatch | operands.shared
 
-    def first(self, row: Row, given: Given, kind: str) -> Batch:
+    def first(self, row: Row, operands: Operands, kind: str) -> Batch:
         """The microbatch that the first chunk's rank has: the one to embed, whichever ranks take part in it."""
-        return self.microbatch(given, row[f"of_{kind}_first"])
+        return self.microbatch(operands, row[f"of_{kind}_first"])
 
-    def last(self, row: Row, given: Given, kind: str) -> Batch:
+    def last(self, row: Row, operands: Operands, kind: str) -> Batch:
         """The microbatch that the last chunk's rank has: the one whose loss is due."""
-        return self.microbatch(given, row[f"of_{kind}_last"])
+        return self.microbatch(operands, row[f"of_{kind}_last"])
 
-    def shapes(self, given: Given) -> tuple[PyTree, PyTree]:
+    def shapes(self, operands: Operands) -> tuple[PyTree, PyTree]:
         """Shapes of a chunk's input and of a microbatch's tokens."""
 
         def first(weights: Weights) -> PyTree:
-            data = self.microbatch(given, vary(jnp.int32(0)))
+            data = self.microbatch(operands, vary(jnp.int32(0)))
             return self.stages.embed(weights, data), self.stages.token_context(data)
 
-        return jax.eval_shape(first, given.weights)
+        return jax.eval_shape(first, operands.weights)
 
     def loop_over[C](self, part: Loop, tick: Callable[[Run, Row, C], C], carry: C) -> C:
         """`tick(run, row, carry)` for each tick of a loop of the program."""

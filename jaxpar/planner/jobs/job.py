@@ -33,7 +33,7 @@ class WrittenJob:
     config: str
     """YAML file of the run, relative to the file of jobs."""
     tokens: Annotated[float, at_least(1, 1e18)]
-    """To train on."""
+    """Tokens to train on."""
     arrives: Annotated[float, at_least(0, HOURS)] = 0.0
     """Hours from now until the job may start."""
     deadline: Annotated[float, at_least(0, HOURS)] | None = None
@@ -52,11 +52,11 @@ class Point:
     """One number of GPUs."""
 
     tokens_per_s: float
-    """With what failures cost."""
+    """Training tokens per second, after the cost of failures."""
     pause: float
     """Seconds from the decision to run on this number until the first step: a checkpoint, and a start."""
     layout: str = ""
-    """In words."""
+    """The layout in words."""
 
 
 @dataclass(frozen=True)

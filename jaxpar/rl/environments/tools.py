@@ -75,7 +75,7 @@ def _value(node: ast.AST) -> float:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"calculate": calculate}
-"""By the name that `rl.tools` has."""
+"""Functions by their name in `rl.tools`."""
 
 
 def tool_of(name: str) -> tuple[str, Callable[..., Any]]:

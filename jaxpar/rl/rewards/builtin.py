@@ -85,7 +85,7 @@ REWARDS: dict[str, Reward] = {
     "schema": schema,
     "think": think,
 }
-"""By the name that `rl.rewards` has."""
+"""Functions by their name in `rl.rewards`."""
 
 
 def check_reward(name: str) -> None:

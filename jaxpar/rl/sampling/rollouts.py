@@ -82,7 +82,7 @@ _NAMES = (
 
 
 def _arrays(batch: Rollouts) -> dict[str, np.ndarray]:
-    """By `_NAMES`."""
+    """The arrays of rollouts by their name in `_NAMES`."""
     answers = batch.answers
     values = (
         np.array([batch.index, batch.version]),

@@ -23,7 +23,9 @@ type Listed = tuple[str, str, Entry]
 """The island that wrote a file, the file's name in the folder, and what it should be."""
 
 
-def written(folder: SharedFolder, name_of: Callable[[str], str], parts: Parts, wire: str | None) -> dict[str, Entry]:
+def written(
+    folder: SharedFolder, name_of: Callable[[str], str], parts: Parts, message_dtype: str | None
+) -> dict[str, Entry]:
     """Write the parts of this process to a separate file; returns the entries of the files of all processes.
 
     Collective. Raises `UserError` where one of the processes cannot write.
@@ -32,7 +34,7 @@ def written(folder: SharedFolder, name_of: Callable[[str], str], parts: Parts, w
     name = name_of(file)
     try:
         temporary = folder.begin(name)
-        write_parts(temporary, parts, wire)
+        write_parts(temporary, parts, message_dtype)
         folder.finish(temporary, name)
         answer: dict[str, object] = {file: file_entries(folder.path, [name], flush=False)[name]}
     except OSError as error:  # the other processes must learn of it
@@ -50,9 +52,9 @@ def damaged(folder: SharedFolder, files: Iterable[Listed]) -> dict[str, str]:
     return judged(json_text({island: why for island, why in each if why is not None}), _merged)
 
 
-def opened(folder: SharedFolder, names: Iterable[str], wire: str | None = None) -> TensorParts:
+def opened(folder: SharedFolder, names: Iterable[str], message_dtype: str | None = None) -> TensorParts:
     """The parts in these files. Raises `Damage`."""
-    return TensorParts([folder.path / name for name in names], wire)
+    return TensorParts([folder.path / name for name in names], message_dtype)
 
 
 def _damage(path: Path, entry: Entry) -> str | None:

@@ -36,7 +36,7 @@ class Contributions:
         self._checked: dict[str, _Checked] = {}
 
     @property
-    def counted(self) -> dict[str, str]:
+    def accepted(self) -> dict[str, str]:
         """Island to the digest of its record, of those that are sound."""
         return {island: one.digest for island, one in self._checked.items() if one.refused is None}
 
@@ -62,19 +62,19 @@ class Contributions:
                 names = [self._exchange.contribution_file(self._index, island, name) for name in sorted(entries)]
                 self._checked[island] = _Checked(digest, why or damaged.get(island), names)
 
-    def files(self, counted: Mapping[str, str]) -> list[list[str]]:
+    def files(self, accepted: Mapping[str, str]) -> list[list[str]]:
         """The files of the contributions with these digests, by island in the order of names.
 
         Raises:
             Damage: one cannot be read, or is another one than was counted.
         """
-        self.check(sorted(counted))
-        for island, digest in sorted(counted.items()):
+        self.check(sorted(accepted))
+        for island, digest in sorted(accepted.items()):
             one = self._checked[island]
             why = one.refused or (None if one.digest == digest else "it was replaced after its round was closed")
             if why is not None:
                 raise Damage(f"the contribution of {island} cannot be read ({why})")
-        return [self._checked[island].files for island in sorted(counted)]
+        return [self._checked[island].files for island in sorted(accepted)]
 
     def _record(self, island: str) -> tuple[str, str | None, Mapping[str, Entry]]:
         """On process 0: digest of a contribution's record, why it is refused, and its files."""

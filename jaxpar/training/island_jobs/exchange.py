@@ -100,7 +100,7 @@ class Exchange:
         """The islands that a round waits for: those counted in the round before, and those that began it."""
         before = self.closed(index - 1) if index else None
         names = lambda kind: self.folder.names(f"{self.round_folder(index)}/{kind}")
-        return {*(() if before is None else before.counted), *names("began")} - {*names("left")}
+        return {*(() if before is None else before.accepted), *names("began")} - {*names("left")}
 
     def contribute(self, contribution: Contribution) -> bool:
         """Add the contribution of this island, whose files are there; False where the round has one of it."""
@@ -142,15 +142,15 @@ class Exchange:
         """The end of a round; None while it is open. Raises `UserError` where the record is damaged."""
         name = f"{self.round_folder(index)}/closed.json"
         record = self._record(Closed, name)
-        if record is not None and record.following != following_digest(record.base, record.counted):
+        if record is not None and record.following != following_digest(record.base, record.accepted):
             raise self._unusable(name, "its next outer state is not that of its contributions")
         return record
 
-    def close(self, index: int, base: str, counted: Mapping[str, str], refused: Mapping[str, str]) -> Closed:
+    def close(self, index: int, base: str, accepted: Mapping[str, str], refused: Mapping[str, str]) -> Closed:
         """Close a round, unless another island was first; returns the record that was written."""
-        absent = sorted(self.expected(index) - {*counted, *refused})
-        following = following_digest(base, counted)
-        record = Closed(index, base, following, dict(counted), dict(refused), absent, self.island)
+        absent = sorted(self.expected(index) - {*accepted, *refused})
+        following = following_digest(base, accepted)
+        record = Closed(index, base, following, dict(accepted), dict(refused), absent, self.island)
         if self.folder.create(f"{self.round_folder(index)}/closed.json", to_bytes(record)):
             return record
         first = self.closed(index)

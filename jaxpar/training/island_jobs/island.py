@@ -56,7 +56,7 @@ class Island:
         """The parts of this process of the outer state's weights."""
         self.momentum: Parts = {}
         self._contributions = Contributions(exchange, 0, "", weights)
-        """To this round."""
+        """Contributions to this round."""
 
     def start(self, parts: Parts, saves: Iterable[Part]) -> None:
         """Take the newest outer state of the exchange; these weights are the first one, where there is none."""
@@ -126,9 +126,9 @@ class Island:
     def _look(self, late: bool, pause: float) -> dict[str, Any]:
         """On process 0: the closed round, or who is there so far, after a pause."""
         closed = self._closed(self.round)
-        counted, refused = self._contributions.counted, self._contributions.refused
-        if closed is None and len(counted) >= self.config.quorum and (late or not self._contributions.missing()):
-            self.exchange.close(self.round, self.digest, counted, refused)
+        accepted, refused = self._contributions.accepted, self._contributions.refused
+        if closed is None and len(accepted) >= self.config.quorum and (late or not self._contributions.missing()):
+            self.exchange.close(self.round, self.digest, accepted, refused)
             closed = self._closed(self.round)
         if closed is not None:
             return {"closed": asdict(closed)}
@@ -137,22 +137,22 @@ class Island:
 
     def _too_few(self) -> str:
         """Why the round is not closed, for the user. Raises `UserError` where there is nothing to wait for."""
-        counted, refused = self._contributions.counted, self._contributions.refused
+        accepted, refused = self._contributions.accepted, self._contributions.refused
         without = "".join(f"; refused {island} ({why})" for island, why in sorted(refused.items()))
-        if not counted and not self._contributions.missing():
+        if not accepted and not self._contributions.missing():
             raise UserError(
                 f"islands.folder: round {self.round} of {named(self.exchange.folder.path)} has no outer gradient that "
                 f"counts, and no island is expected to add one{without}; expected an island with finite weights"
             )
         return (
             f"Round {self.round} waits for {self.config.quorum} islands (islands.quorum), and has the outer gradients "
-            f"of {', '.join(sorted(counted)) or 'none'}{without}."
+            f"of {', '.join(sorted(accepted)) or 'none'}{without}."
         )
 
     def _update(self, closed: Closed) -> str | None:
         """Take the outer state after this round; where a counted contribution cannot be read, returns why instead."""
         try:
-            files = self._contributions.files(closed.counted)
+            files = self._contributions.files(closed.accepted)
         except Damage as damage:
             return str(damage)
         outer = self.config.outer

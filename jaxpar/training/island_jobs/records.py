@@ -39,7 +39,7 @@ class Closed:
     """Digest of the outer state before it."""
     following: str
     """Digest of the outer state after it."""
-    counted: dict[str, str]
+    accepted: dict[str, str]
     """Island to the digest of the record of its contribution."""
     refused: dict[str, str]
     """Island to why its contribution is not counted."""
@@ -88,9 +88,9 @@ def digest_of(value: bytes | Mapping[str, object] | list[object]) -> str:
     return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
-def following_digest(base: str, counted: Mapping[str, str]) -> str:
-    """The digest of the outer state that `counted` contributions make of the state `base`.
+def following_digest(base: str, accepted: Mapping[str, str]) -> str:
+    """The digest of the outer state that `accepted` contributions make of the state `base`.
 
     The update is the same bits wherever it is computed, so the digests of what goes in identify what comes out.
     """
-    return digest_of([base, sorted(counted.items())])
+    return digest_of([base, sorted(accepted.items())])

@@ -183,15 +183,15 @@ class IslandRun(Run):
         """Tell who was counted."""
         self.last_metrics = {
             "outer_round": float(closed.round),
-            "islands_counted": float(len(closed.counted)),
+            "islands_counted": float(len(closed.accepted)),
             "islands_absent": float(len(closed.absent) + len(closed.refused)),
             "islands_wait_seconds": waited,
         }
-        words = [f"Round {closed.round}: counted {', '.join(sorted(closed.counted))}"]
+        words = [f"Round {closed.round}: counted {', '.join(sorted(closed.accepted))}"]
         words += [f"absent {', '.join(closed.absent)}"] if closed.absent else []
         words += [f"refused {name} ({why})" for name, why in sorted(closed.refused.items())]
         name = self.island.exchange.island
-        if name not in closed.counted and name not in closed.refused:
+        if name not in closed.accepted and name not in closed.refused:
             words.append(f"this island came after it was closed, and continues with round {self.island.round}")
         self._listeners.message("; ".join(words) + ".")
 

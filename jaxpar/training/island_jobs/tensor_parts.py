@@ -60,17 +60,19 @@ class Part(NamedTuple):
         return tuple(slice(first, first + size) for first, size in zip(firsts, self.shape, strict=True))
 
 
-def write_parts(path: Path, parts: Mapping[Part, np.ndarray], wire: str | None = None) -> None:
-    """Write float32 parts to a file, as bytes of `wire` where it is not None. Raises `OSError`."""
-    stored = {str(part): np.asarray(_sent(array, wire), order="C") for part, array in parts.items()}
+def write_parts(path: Path, parts: Mapping[Part, np.ndarray], message_dtype: str | None = None) -> None:
+    """Write float32 parts to a file, as bytes of `message_dtype` where it is not None. Raises `OSError`."""
+    stored = {str(part): np.asarray(_sent(array, message_dtype), order="C") for part, array in parts.items()}
     try:
         save_file(stored, path)
     except SafetensorError as error:
         raise OSError(None, str(error), str(path)) from error
 
 
-def _sent(array: np.ndarray, wire: str | None) -> np.ndarray:
-    return array if wire is None else np.asarray(encode_message(array.reshape(_rows(array.shape), -1), wire))
+def _sent(array: np.ndarray, message_dtype: str | None) -> np.ndarray:
+    if message_dtype is None:
+        return array
+    return np.asarray(encode_message(array.reshape(_rows(array.shape), -1), message_dtype))
 
 
 def _rows(shape: tuple[int, ...]) -> int:
@@ -86,8 +88,8 @@ class TensorParts:
         wire: as it was written.
     """
 
-    def __init__(self, files: Iterable[Path], wire: str | None = None) -> None:
-        self._wire = wire
+    def __init__(self, files: Iterable[Path], message_dtype: str | None = None) -> None:
+        self._message_dtype = message_dtype
         self._parts: dict[str, list[tuple[Part, Any]]] = {}
         for path in files:
             with _damaged():
@@ -108,10 +110,10 @@ class TensorParts:
         return array
 
     def _stored(self, file: Any, part: Part, within: tuple[slice, ...]) -> np.ndarray:
-        if self._wire is None:
+        if self._message_dtype is None:
             return file.get_slice(str(part))[within] if within else file.get_tensor(str(part))
         rows = _rows(part.shape)
-        decoded = decode_message(file.get_tensor(str(part)), prod(part.shape) // rows, self._wire)
+        decoded = decode_message(file.get_tensor(str(part)), prod(part.shape) // rows, self._message_dtype)
         return np.asarray(decoded).reshape(part.shape)[within]
 
 

@@ -26,7 +26,7 @@ estimate of the usual network allows. XLA assumes 30 ms for such a call and no t
 12.7 to 17.8 ms. The result has to be one array: XLA waits for a tuple at once. No GPU has run it."""
 
 
-def send_gradients(gradient: Sequence[Rows], wire: str | None, *, beside: bool) -> list[Parcel]:
+def send_gradients(gradient: Sequence[Rows], message_dtype: str | None, *, beside: bool) -> list[Parcel]:
     """Send outer gradients to all islands; returns their sum, or the quantized ones of each island.
 
     Args:
@@ -34,10 +34,10 @@ def send_gradients(gradient: Sequence[Rows], wire: str | None, *, beside: bool) 
         wire: dtype of the message, as in `encode_message`.
         beside: whether the message runs beside a step.
     """
-    exchange = sum_over_islands if wire is None else gather_from_islands
+    exchange = sum_over_islands if message_dtype is None else gather_from_islands
 
     def send(indices: list[int], axes: frozenset[str]) -> Parcel:
-        each = [encode_message(_in_rows(gradient[index]), wire).reshape(-1) for index in indices]
+        each = [encode_message(_in_rows(gradient[index]), message_dtype).reshape(-1) for index in indices]
         parcel = jnp.concatenate(
             lax.optimization_barrier(vary(each, axes))
         )  # a barrier, or XLA copies weights into the message's layout
@@ -50,42 +50,42 @@ def send_gradients(gradient: Sequence[Rows], wire: str | None, *, beside: bool) 
     return [send(*one) for one in _parcels(gradient)]
 
 
-def zero_parcels(like: Sequence[Rows], wire: str | None) -> list[Parcel]:
+def zero_parcels(like: Sequence[Rows], message_dtype: str | None) -> list[Parcel]:
     """Zeros with the shapes and types of the result of `send_gradients` for gradients `like` these."""
 
     def zeros(indices: list[int], axes: frozenset[str]) -> Parcel:
-        length = sum(_length(like[index], wire) for index in indices)
-        empty = jnp.zeros(length) if wire is None else jnp.zeros((lax.axis_size(ISLANDS), length), jnp.uint8)
+        length = sum(_length(like[index], message_dtype) for index in indices)
+        empty = jnp.zeros(length) if message_dtype is None else jnp.zeros((lax.axis_size(ISLANDS), length), jnp.uint8)
         return lax.pcast(empty, tuple(axes), to="varying")
 
     return [zeros(*one) for one in _parcels(like)]
 
 
-def mean_gradients(parcels: Sequence[Parcel], like: Sequence[Rows], wire: str | None) -> list[Rows]:
+def mean_gradients(parcels: Sequence[Parcel], like: Sequence[Rows], message_dtype: str | None) -> list[Rows]:
     """The mean over islands of the gradients in `parcels`, for gradients `like` these; sums are in float32."""
     islands, by_index = lax.axis_size(ISLANDS), dict[int, Rows]()
     for parcel, (indices, axes) in zip(parcels, _parcels(like), strict=True):
         start = 0
         for index in indices:
-            stop = start + _length(like[index], wire)
-            mean = _sum(parcel[..., start:stop], like[index], wire) / islands
+            stop = start + _length(like[index], message_dtype)
+            mean = _sum(parcel[..., start:stop], like[index], message_dtype) / islands
             by_index[index] = reduce_sum(mean, sorted(axes - varying_axes(like[index])))  # over axes of size 1
             start = stop
     return [by_index[index] for index in range(len(like))]
 
 
-def _sum(part: Parcel, like: Rows, wire: str | None) -> Rows:
-    if wire is None:
+def _sum(part: Parcel, like: Rows, message_dtype: str | None) -> Rows:
+    if message_dtype is None:
         return part.reshape(like.shape)
     islands, (rows, elements) = len(part), _in_rows(like).shape
-    each = decode_message(part.reshape(islands * rows, -1), elements, wire)
+    each = decode_message(part.reshape(islands * rows, -1), elements, message_dtype)
     return each.reshape(islands, *like.shape).sum(axis=0)
 
 
-def _length(rows: Rows, wire: str | None) -> int:
+def _length(rows: Rows, message_dtype: str | None) -> int:
     """Elements of the rows in a message."""
     height, elements = _in_rows(rows).shape
-    return height * (elements if wire is None else message_bytes(elements, wire))
+    return height * (elements if message_dtype is None else message_bytes(elements, message_dtype))
 
 
 def _in_rows(rows: Rows) -> Float[Array, "rows elements"]:

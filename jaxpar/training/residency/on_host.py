@@ -146,7 +146,7 @@ class HostGradient:
     """The gradient of a weight of all layers, in host memory. A leaf of trees."""
 
     rows: Float[Array, " rows *shard"]
-    """In gradient placement, as it accumulated."""
+    """The gradient as it accumulated, in gradient placement."""
     finish: Callable[[Float[Array, " rows *shard"]], Float[Array, " rows *shard"]]
     """Some of `rows`, on the device, in optimizer placement."""
 

@@ -132,34 +132,34 @@ class _Loop:
 
     def _train(self, first: int, signals: Termination) -> int | None:
         """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
-        steps, number, previous = self.config.run.steps, first, None
+        steps, step, previous = self.config.run.steps, first, None
         self.timer.turn()
         self.milestones.clock.start(first)
         with self._profile() as profile:
-            while number <= steps:
-                liveness.at(f"in step {number}", in_step=True)
+            while step <= steps:
+                liveness.at(f"in step {step}", in_step=True)
                 if profile is not None:
-                    profile.before_step(number)
-                with step_annotation(number):
+                    profile.before_step(step)
+                with step_annotation(step):
                     metrics = self.trainer.step()
                 self.progress.dispatched(self.trainer.last_pairs, self.trainer.last_metrics)
                 if profile is not None:
-                    if profile.stops_after(number):
+                    if profile.stops_after(step):
                         liveness.at("writing a profile")
-                    profile.after_step(number, metrics)
+                    profile.after_step(step, metrics)
                 # The step before is logged while this one runs; this one is void if that goes back to a checkpoint.
-                if previous is not None and (reached := self._complete(number - 1, previous)) != number - 1:
-                    number, previous = reached + 1, None
+                if previous is not None and (reached := self._complete(step - 1, previous)) != step - 1:
+                    step, previous = reached + 1, None
                     continue
                 previous = metrics
-                stop = signals.asked() and number < steps
+                stop = signals.asked() and step < steps
                 # A step that is over when the call returns leaves nothing to overlap its logging with.
                 over = not self.trainer.functions.residency.asynchronous
-                if over or number in (first, steps) or self.milestones.due_after(number) or stop:
-                    number, previous = self._complete(number, metrics, stop), None
+                if over or step in (first, steps) or self.milestones.due_after(step) or stop:
+                    step, previous = self._complete(step, metrics, stop), None
                 if stop:
-                    return number
-                number += 1
+                    return step
+                step += 1
         return None
 
     def _restore(self) -> bool:
@@ -231,29 +231,29 @@ class _Loop:
             liveness.at("making the initial weights")
             trainer.state  # noqa: B018 (made now, while the line above reports it)
 
-    def _complete(self, number: int, metrics: StepMetrics, stop: bool = False) -> int:
+    def _complete(self, step: int, metrics: StepMetrics, stop: bool = False) -> int:
         """Wait for a step, count it, and log, evaluate and save what is due after it.
 
-        Returns the step that the run has reached: `number`, or that of the checkpoint to which it went back.
+        Returns the step that the run has reached: `step`, or that of the checkpoint to which it went back.
         """
-        spike = self._account(number, metrics)
+        spike = self._account(step, metrics)
         self.saves.report_complete()
-        if spike is not None and (checkpoint := self._roll_back(number, spike)):
+        if spike is not None and (checkpoint := self._roll_back(step, spike)):
             return checkpoint
-        self.milestones.after(number, metrics, stop=stop)
-        return number
+        self.milestones.after(step, metrics, stop=stop)
+        return step
 
-    def _roll_back(self, number: int, spike: Spike) -> int | None:
-        """Handle a spike at step `number`; the step of the checkpoint to which the run went back, if it did."""
+    def _roll_back(self, step: int, spike: Spike) -> int | None:
+        """Handle a spike at step `step`; the step of the checkpoint to which the run went back, if it did."""
         if self.config.watch.on_spike == "report":
-            self.monitor.report(number, spike)
+            self.monitor.report(step, spike)
             return None
         liveness.at("waiting for the last save")
         newest, before = self.saves.newest_step, self.trainer.left_out
-        left_out = self.monitor.batches_to_leave_out(number, spike, newest, before) if newest else before
+        left_out = self.monitor.batches_to_leave_out(step, spike, newest, before) if newest else before
         if not newest or self.trainer.lacks_rows(left_out):
             because = "data.max_epochs has no rows for others" if newest else "nothing is saved yet to go back to"
-            self.monitor.report(number, spike, because=f"{because}, and ")
+            self.monitor.report(step, spike, because=f"{because}, and ")
             return None
         rollbacks = self.monitor.rollbacks + 1
         liveness.at("restoring a checkpoint")
@@ -265,28 +265,28 @@ class _Loop:
         self.trainer.left_out, reached = left_out, self.trainer.steps_done
         self.milestones.logged = reached
         added = sorted(set(left_out) - set(before))
-        self.monitor.rolled_back(number, spike, reached, rollbacks, added)
+        self.monitor.rolled_back(step, spike, reached, rollbacks, added)
         self.milestones.clock.restart(reached + 1)
         self.listeners.rewound(reached)
         return reached
 
-    def _account(self, number: int, metrics: StepMetrics) -> Spike | None:
+    def _account(self, step: int, metrics: StepMetrics) -> Spike | None:
         """Wait for a step and count it; returns a spike if its loss is one."""
-        liveness.at(f"waiting for step {number}", in_step=True)
+        liveness.at(f"waiting for step {step}", in_step=True)
         with self.timer.waiting():
             finite, tokens, loss = jax.device_get((metrics.finite, metrics.tokens, metrics.loss))
         turn = self.timer.turn()
         liveness.stepped(turn.seconds)
-        self.monitor.step(number, turn)
+        self.monitor.step(step, turn)
         self.progress.counted(float(tokens), finite=bool(finite))
         if finite and tokens:
             return self.monitor.loss(float(loss)) if OBJECTIVES[self.config.loss.name].judged else None
         if finite:
-            self.monitor.empty(number)
+            self.monitor.empty(step)
             return None
-        liveness.at(f"looking into step {number}")
+        liveness.at(f"looking into step {step}")
         weights = self.trainer.functions.residency.readable(self.trainer.state.master)
-        self.monitor.skipped(number, metrics, weights, self.saves.newest)
+        self.monitor.skipped(step, metrics, weights, self.saves.newest)
         return None
 
     def _profile(self) -> AbstractContextManager[ProfileWindow | None]:

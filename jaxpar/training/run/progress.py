@@ -77,10 +77,10 @@ class Progress:
         """The validation loss after `step`; None where that step was not evaluated."""
         return self._evaluated[1] if self._evaluated is not None and self._evaluated[0] == step else None
 
-    def record(self, trainer: Run, number: int, metrics: StepMetrics, lap: Lap, data_wait: float) -> StepRecord:
-        """The record of step `number`, and of the steps of `lap`, which ends with it."""
+    def record(self, trainer: Run, step: int, metrics: StepMetrics, lap: Lap, data_wait: float) -> StepRecord:
+        """The record of step `step`, and of the steps of `lap`, which ends with it."""
         config, seconds = trainer.config, lap.step_seconds
-        tokens = trainer.tokens(number, lap.steps)
+        tokens = trainer.tokens(step, lap.steps)
         devices, flops = trainer.plan.axes.devices, trainer.flops(tokens, self._pairs)
         share = lambda peak: None if peak is None else mfu(flops, lap.seconds, devices, peak)
         self._pairs.clear()
@@ -89,7 +89,7 @@ class Progress:
         self.loss = self.loss if loss is None else loss
         matrix_rate = metrics.matrix_learning_rate
         return StepRecord(
-            step=number,
+            step=step,
             loss=loss,
             grad_norm=float(metrics.grad_norm),
             learning_rate=float(metrics.learning_rate),
@@ -99,19 +99,19 @@ class Progress:
             step_time_s=seconds,
             mfu=share(trainer.peak_flops),
             memory_bytes=bytes_in_use(),
-            eta_s=(config.run.steps - number) * seconds,
+            eta_s=(config.run.steps - step) * seconds,
             skipped_steps=self.skipped,
             empty_steps=self.empty,
             loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
-            eval_loss=self.validation_loss(number),
+            eval_loss=self.validation_loss(step),
             memory_kind=memory_kind(),
             memory_peak_bytes=peak_bytes(),
             memory_limit_bytes=limit_bytes(),
-            epochs=trainer.epochs(number),
+            epochs=trainer.epochs(step),
             blocks=block_means(reported) or None,
             features=_feature_values(trainer, metrics) | layer_means(reported) or None,
             data_wait=data_wait,
-            metrics=self._metrics(trainer, number, reported, empty=loss is None) or None,
+            metrics=self._metrics(trainer, step, reported, empty=loss is None) or None,
         )
 
     def _metrics(self, trainer: Run, step: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:

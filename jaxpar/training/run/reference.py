@@ -151,7 +151,7 @@ def _compute(
     stream, total = part.rows.stream, len(missing)
     of = f"{plural(total, 'document')} of {named(part.folder.path)} ({part.split})"
     text = f"Computing the reference's log-probabilities of {of}, which are stored beside them."
-    assert stream.counted is not None, "pairs have marks of what is counted"
+    assert stream.loss_mask is not None, "pairs have marks of what is counted"
     listeners.progress(text, 0, total)
     starts, lengths, stored = stream.starts[:], stream.lengths, True
     # By length, so that batches are full; the longest first, which fail first if they do not fit into memory.
@@ -161,7 +161,7 @@ def _compute(
         places = [slice(int(starts[one]), int(starts[one] + lengths[one])) for one in chosen]
         scores = scorer.scored([stream.tokens[place].tolist() for place in places])
         for document, place_of, scored in zip(chosen, places, scores, strict=True):
-            counts = stream.counted[place_of][1:] != 0
+            counts = stream.loss_mask[place_of][1:] != 0
             values[document] = scored.log_probabilities.astype(np.float64)[counts].sum()
             if not np.isfinite(values[document]):
                 raise UserError(

@@ -82,9 +82,9 @@ def test_the_loss_counts_what_is_counted_in_rows_of_packed_documents(tmp_path):
     config = DataConfig(source="tokens", path=str(folder.path), sequence_length=512, batch_size=2, packed=True)
     rows = open_data(config, vocab=VOCAB, seed=3).train
     stream, seen = folder.train, 0
-    assert stream.counted is not None and isinstance(rows, DocumentRows)
+    assert stream.loss_mask is not None and isinstance(rows, DocumentRows)
     tokens = stream.tokens[:].tolist()
-    counted = set(zip(tokens, tokens[1:], stream.counted[1:].tolist(), strict=False))
+    counted = set(zip(tokens, tokens[1:], stream.loss_mask[1:].tolist(), strict=False))
     for row in map(rows.row, range(rows.rows_per_epoch)):
         assert not row["labels"][row["mask"] == 0].any(), "a label that does not count is 0"
         for token, label, mask in zip(row["tokens"], row["labels"], row["mask"], strict=True):
@@ -92,7 +92,7 @@ def test_the_loss_counts_what_is_counted_in_rows_of_packed_documents(tmp_path):
                 assert (int(token), int(label), 1) in counted
                 seen += 1
     assert rows.row(0)["segments"].max() > 1, "documents are packed"
-    assert seen == stream.counted[:].sum()
+    assert seen == stream.loss_mask[:].sum()
 
 
 def test_a_mixture_with_text_counts_all_of_the_text(tmp_path):
@@ -117,7 +117,7 @@ def test_a_folder_of_conversations_has_a_version_of_its_own_and_is_checked_whole
     text = prepared(tmp_path / "text", ["some text"] * 3, validation_fraction=0.0)
     written = json.loads((text.path / INDEX).read_bytes())
     assert written["version"] == 1 and "chat" not in written and "counted" not in str(written)
-    np.testing.assert_array_equal(np.load(chat.path / "train-00000.counted.npy"), chat.train.counted[:])  # pyright: ignore
+    np.testing.assert_array_equal(np.load(chat.path / "train-00000.counted.npy"), chat.train.loss_mask[:])  # pyright: ignore
     (file,) = chat.path.glob("train-00000.counted.npy")
     raw = bytearray(file.read_bytes())
     raw[-1] ^= 1

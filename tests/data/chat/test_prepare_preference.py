@@ -132,7 +132,7 @@ def config(folder: Path, **more: Any) -> DataConfig:
 
 def test_an_epoch_has_every_pair_once_with_its_reference(rows: PairRows):
     stream, found = rows.stream, []
-    assert stream.counted is not None
+    assert stream.loss_mask is not None
     for example in range(rows.rows_per_epoch):
         row = rows.row(example)
         assert {name: value.dtype.name for name, value in row.items() if name in ("mask", "reference")} == {
@@ -145,7 +145,7 @@ def test_an_epoch_has_every_pair_once_with_its_reference(rows: PairRows):
             assert not row["reference"][own[1:]].any() and document % 2 == number % 2
             found.append(document)
             first, size = int(stream.starts[document : document + 1][0]), int(stream.lengths[document])
-            tokens, counted = stream.tokens[first : first + size], stream.counted[first : first + size] > 0
+            tokens, counted = stream.tokens[first : first + size], stream.loss_mask[first : first + size] > 0
             assert (row["tokens"][own] == tokens[:-1]).all() and (row["mask"][own] == counted[1:]).all()
             assert (row["labels"][own] == np.where(counted[1:], tokens[1:], 0)).all()
         padding = row["segments"] == 0

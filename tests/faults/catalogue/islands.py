@@ -122,8 +122,8 @@ ISLANDS = (
         name="outer_gradients_summed_in_any_order",
         description="Each island adds up the outer gradients from the local one on.",
         file="jaxpar/training/island_jobs/contributions.py",
-        old="files for island in sorted(counted)]",
-        new="files for island in sorted(counted, key=lambda name: name != self._exchange.island)]",
+        old="files for island in sorted(accepted)]",
+        new="files for island in sorted(accepted, key=lambda name: name != self._exchange.island)]",
         caught_by=(f"{ROUNDS}::test_all_islands_have_the_same_bits_whatever_their_mesh_and_order",),
     ),
     Fault(
@@ -131,7 +131,7 @@ ISLANDS = (
         description="An island whose round was closed without it continues with that round's outcome, not the newest.",
         file="jaxpar/training/island_jobs/island.py",
         old="if from_first(self.exchange.newest) > following:",
-        new="if not closed.counted:",
+        new="if not closed.accepted:",
         caught_by=(f"{ROUNDS}::test_a_slow_island_is_refused_by_its_round_and_goes_on_from_the_newest_state",),
     ),
     Fault(

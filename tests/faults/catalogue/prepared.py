@@ -17,8 +17,8 @@ PREPARED = (
         name="counted_tokens_shifted",
         description="A label counts where the token before it is counted.",
         file="jaxpar/data/document_rows.py",
-        old="counted[span][1:] != 0",
-        new="counted[span][:-1] != 0",
+        old="loss_mask[span][1:] != 0",
+        new="loss_mask[span][:-1] != 0",
         caught_by=(
             "tests/data/chat/test_prepare_chat.py::test_the_loss_counts_what_is_counted_in_rows_of_packed_documents",
         ),

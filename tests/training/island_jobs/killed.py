@@ -91,7 +91,7 @@ def wait_until_counted(exchange: Exchange, name: str, after: int, child: int) ->
     index = after
     while True:
         closed = exchange.closed(index)
-        if closed is not None and name in closed.counted:
+        if closed is not None and name in closed.accepted:
             return index
         assert time.monotonic() < deadline, f"{name} is not counted in any round from {after} to {index}"
         assert os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None, f"{name} ended"
@@ -129,7 +129,7 @@ def check(folder: Path, exchange: Exchange, names: tuple[str, ...]) -> int:
         closed = exchange.closed(index)
         assert closed is not None, f"round {index} was lost"
         assert following in (None, closed.base), f"round {index} began with another state than that before"
-        following = following_digest(closed.base, closed.counted)
+        following = following_digest(closed.base, closed.accepted)
         assert following == closed.following
     lines = [[line.split() for line in states_of(folder, name).read_text().splitlines()] for name in names]
     states = [dict(map(tuple, each)) for each in lines]

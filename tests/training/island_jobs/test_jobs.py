@@ -100,7 +100,7 @@ def test_an_island_that_comes_late_joins_the_newest_round(tmp_path: Path):
     assert b.island.round == 4 and "Round 3: counted b." in recorder.messages
     [(c, recorder)] = fit_together(island_config(tmp_path, "c", 4))
     assert "This island joins round 4, with the newest outer state." in recorder.messages
-    assert c.island.exchange.closed(4).counted.keys() == {"c"}  # pyright: ignore[reportOptionalMemberAccess]
+    assert c.island.exchange.closed(4).accepted.keys() == {"c"}  # pyright: ignore[reportOptionalMemberAccess]
 
 
 class Waiting(Recorder):

@@ -43,7 +43,7 @@ def test_rounds_are_sgd_with_nesterov_momentum_in_float64(tmp_path: Path):
         for one in islands:
             one.contribute()
         for one in islands:
-            assert sorted(one.advance().counted) == ["a", "b", "c"]
+            assert sorted(one.advance().accepted) == ["a", "b", "c"]
         for name in SHAPES:
             assert islands[0].arrays[name].dtype == np.float32
             np.testing.assert_allclose(islands[0].arrays[name], weights[name], rtol=0, atol=5e-6)
@@ -86,15 +86,15 @@ def test_a_slow_island_is_refused_by_its_round_and_goes_on_from_the_newest_state
     b.train()
     for _ in range(2):
         closed = round_of(a)
-        assert list(closed.counted) == ["a"]
+        assert list(closed.accepted) == ["a"]
     assert closed.absent == []  # it was waited for once, and then no more
     before = a.arrays
     b.contribute()
     late = b.advance()
-    assert late.round == 1 and list(late.counted) == ["a"] and late.absent == ["b"]
+    assert late.round == 1 and list(late.accepted) == ["a"] and late.absent == ["b"]
     assert b.island.round == 3 and same(a, b)
     assert all(np.array_equal(before[name], a.arrays[name]) for name in before)
-    assert sorted(round_of(a, b).counted) == ["a", "b"]
+    assert sorted(round_of(a, b).accepted) == ["a", "b"]
 
 
 def test_a_contribution_of_an_earlier_round_is_refused(tmp_path: Path):
@@ -107,7 +107,7 @@ def test_a_contribution_of_an_earlier_round_is_refused(tmp_path: Path):
     (target / "b.json").write_bytes((source / "b.json").read_bytes())
     (target / "b/0.safetensors").write_bytes((source / "b/0.safetensors").read_bytes())
     closed = a.advance()
-    assert list(closed.counted) == ["a"] and closed.refused == {"b": "it is of round 0"}
+    assert list(closed.accepted) == ["a"] and closed.refused == {"b": "it is of round 0"}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_damaged_contribution_is_refused_and_the_others_go_on(tmp_path: Path, 
     else:
         file.parent.with_suffix(".json").write_text("{}")
     closed = a.advance()
-    assert sorted(closed.counted) == ["a", "c"] and list(closed.refused) == ["b"]
+    assert sorted(closed.accepted) == ["a", "c"] and list(closed.refused) == ["b"]
     c.advance()
     b.advance()
     assert same(a, b, c)
@@ -226,7 +226,7 @@ def test_weights_that_are_not_finite_are_not_contributed(tmp_path: Path):
     b.arrays["up"][0, 0] = np.inf
     b.contribute()
     a.contribute()
-    assert list(a.advance().counted) == ["a"]
+    assert list(a.advance().accepted) == ["a"]
     b.advance()
     assert same(a, b) and "not finite" in b.said[0]
 
@@ -235,9 +235,9 @@ def test_an_island_that_ended_is_not_waited_for(tmp_path: Path):
     a, b = Trained(tmp_path, "a", wait_s=1e6), Trained(tmp_path, "b", wait_s=1e6)
     round_of(a, b)
     b.island.exchange.leave(1)
-    assert list(round_of(a).counted) == ["a"]
+    assert list(round_of(a).accepted) == ["a"]
     b = Trained(tmp_path, "b", wait_s=1e6)
-    assert sorted(round_of(a, b).counted) == ["a", "b"]
+    assert sorted(round_of(a, b).accepted) == ["a", "b"]
 
 
 def test_a_restarted_island_contributes_once(tmp_path: Path):
@@ -305,7 +305,7 @@ def test_a_round_waits_for_its_quorum(tmp_path: Path):
     b = Trained(tmp_path, "b", quorum=2)
     b.train()
     b.contribute()
-    assert sorted(a.advance().counted) == ["a", "b"]
+    assert sorted(a.advance().accepted) == ["a", "b"]
 
 
 def test_a_refused_contribution_is_none_of_a_quorum(tmp_path: Path):
@@ -323,7 +323,7 @@ def test_a_refused_contribution_is_none_of_a_quorum(tmp_path: Path):
     c.train()
     c.contribute()
     closed = c.advance()
-    assert sorted(closed.counted) == ["a", "c"] and list(closed.refused) == ["b"]
+    assert sorted(closed.accepted) == ["a", "c"] and list(closed.refused) == ["b"]
     assert a.advance() == b.advance() == closed and same(a, b, c)
 
 
@@ -360,7 +360,7 @@ def test_a_damaged_end_of_a_round_is_one_sentence(tmp_path: Path):
         closed.write_text(content)
         with pytest.raises(UserError, match=r"closed\.json cannot be used \(its record"):
             Trained(tmp_path, "b")
-    closed.write_text(json.dumps({**record, "counted": {"a": "0" * 64}}))
+    closed.write_text(json.dumps({**record, "accepted": {"a": "0" * 64}}))
     with pytest.raises(UserError, match=r"closed\.json cannot be used \(its next outer state is not that of"):
         Trained(tmp_path, "b")
     os.remove(closed)

@@ -71,8 +71,8 @@ def batch_of(run: SmallRun) -> dict[str, np.ndarray]:
     (part,) = run.data.paired
     stream = part.rows.stream
     documents = len(stream.starts)
-    assert stream.counted is not None
-    counted = np.add.reduceat(stream.counted[:].astype(np.float64), stream.starts[:])
+    assert stream.loss_mask is not None
+    counted = np.add.reduceat(stream.loss_mask[:].astype(np.float64), stream.starts[:])
     noise = np.random.default_rng(0).standard_normal(documents)
     part.rows.reference.values = (-4.5 * counted + 2 * noise).astype(np.float32)
     return run.rows(0)

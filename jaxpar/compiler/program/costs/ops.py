@@ -36,7 +36,7 @@ class Cost:
     read_bytes: int
     written_bytes: int
     executions: float
-    """How often it runs in a step."""
+    """Executions in a step."""
 
     @property
     def flops(self) -> float:
@@ -70,7 +70,7 @@ def costs(module: Module, counts: Executions, *, attention: str | None = None) -
         counts: How often each computation runs.
         attention: As for `products`.
     """
-    slices, found = Slices(module), []
+    slices, op_costs = Slices(module), []
     for name in counts.counts:
         computation = module.computations[name]
         dones = pairs(computation)
@@ -82,8 +82,8 @@ def costs(module: Module, counts: Executions, *, attention: str | None = None) -
             if wrapped_opcode(inner.opcode)[1] or inner.opcode in free or inner.target in QUIET_TARGETS:
                 continue
             worked = tuple(products(module, inner, attention=attention))
-            found.append(_cost(module, inner, worked, slices, channel, counts))
-    return found
+            op_costs.append(_cost(module, inner, worked, slices, channel, counts))
+    return op_costs
 
 
 def _cost(
@@ -125,19 +125,19 @@ def _vector_flops(module: Module, op: Op) -> float:
     return 0.0
 
 
-def flops_by_kind(found: Iterable[Cost]) -> dict[str, float]:
+def flops_by_kind(costs: Iterable[Cost]) -> dict[str, float]:
     """FLOPs of matrix products in a step, by kind."""
     totals: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-    for cost in found:
+    for cost in costs:
         totals[cost.kind] += cost.flops * cost.executions
     return {kind: flops for kind, flops in totals.items() if flops}
 
 
-def float8_flops(found: Iterable[Cost]) -> float:
+def float8_flops(costs: Iterable[Cost]) -> float:
     """FLOPs of matrix products in a step whose operands have 8 bits."""
-    return sum(cost.flops * cost.executions for cost in found if cost.arithmetic == "float8")
+    return sum(cost.flops * cost.executions for cost in costs if cost.arithmetic == "float8")
 
 
-def recomputed_flops(found: Iterable[Cost]) -> float:
+def recomputed_flops(costs: Iterable[Cost]) -> float:
     """FLOPs of matrix products in a step that repeat the forward pass."""
-    return sum(cost.recomputed_flops * cost.executions for cost in found)
+    return sum(cost.recomputed_flops * cost.executions for cost in costs)

@@ -36,11 +36,11 @@ class Groups:
         these axes, nor equal shares of one, nor every n-th of several.
         """
         devices = int(np.prod(list(mesh.values())))
-        found = np.array(self.rows)
-        members = found.reshape(-1)
+        ranks = np.array(self.rows)
+        members = ranks.reshape(-1)
         if members.size == 0 or members.max() >= devices:
             raise ProgramError(f"{op.name} joins devices that a mesh of {devices} does not have", line=op.line)
-        places = np.stack(np.unravel_index(found, tuple(mesh.values())), axis=-1)
+        places = np.stack(np.unravel_index(ranks, tuple(mesh.values())), axis=-1)
         differs = (places != places[:, :1]).any(axis=(0, 1))
         axes = tuple(axis for axis, apart in zip(mesh, differs, strict=True) if apart)
         whole = int(np.prod([mesh[axis] for axis in axes]))

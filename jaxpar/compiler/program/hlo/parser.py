@@ -41,27 +41,27 @@ class _ComputationBuilder:
 def parse(text: str) -> Module:
     """The module in `text`, which is scheduled HLO. Raises `ProgramError` for what is not."""
     unknown = Unknown()
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line]
+    lines = [(lineno, line) for lineno, line in enumerate(text.splitlines(), start=1) if line]
     if not lines:
         raise ProgramError("the text is empty")
-    number, header = lines[0]
-    name, attributes_of_module = _module_line(header, number)
+    lineno, header = lines[0]
+    name, attributes_of_module = _module_line(header, lineno)
     stacks, computations, entry = Stacks(), {}, None
     current: _ComputationBuilder | None = None
-    for number, line in lines[1:]:
+    for lineno, line in lines[1:]:
         if current is not None:
             if line == "}" or line.startswith("}, execution_thread="):
-                computations[current.name] = current.close(number)
+                computations[current.name] = current.close(lineno)
                 current = None
             else:
-                _read_op(line, number, current, stacks)
+                _read_op(line, lineno, current, stacks)
             continue
         match = _HEADER.match(line)
         if match:
             current = _ComputationBuilder(match[2], unknown)
             entry = current.name if match[1] else entry
-        elif not stacks.read(line, number):
-            raise ProgramError("line is not understood", line, number)
+        elif not stacks.read(line, lineno):
+            raise ProgramError("line is not understood", line, lineno)
     if entry is None or entry not in computations:
         raise ProgramError("the text ends before the entry computation does")
     module = Module(name, computations, entry, int(attributes_of_module.get("num_partitions", "1")), unknown)
@@ -69,30 +69,30 @@ def parse(text: str) -> Module:
     return module
 
 
-def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:
+def _module_line(line: str, lineno: int) -> tuple[str, dict[str, str]]:
     if not line.startswith("HloModule "):
-        raise ProgramError("not an HLO module", line, number)
+        raise ProgramError("not an HLO module", line, lineno)
     name, _, rest = line.removeprefix("HloModule ").partition(", ")
     facts = attributes(without_comments(rest))
     if facts.get("is_scheduled") != "true":
-        raise ProgramError("the module is not scheduled, so its order is not that of execution", line, number)
+        raise ProgramError("the module is not scheduled, so its order is not that of execution", line, lineno)
     if facts.get("replica_count", "1") != "1":
-        raise ProgramError("replica_count is above 1; expected num_partitions", line, number)
+        raise ProgramError("replica_count is above 1; expected num_partitions", line, lineno)
     return name, facts
 
 
-def _read_op(line: str, number: int, current: _ComputationBuilder, stacks: Stacks) -> None:
+def _read_op(line: str, lineno: int, current: _ComputationBuilder, stacks: Stacks) -> None:
     try:
-        op = _op(line, number, current, stacks)
+        op = _op(line, lineno, current, stacks)
     except ProgramError as error:
-        raise ProgramError(str(error), line.strip(), number) from None
+        raise ProgramError(str(error), line.strip(), lineno) from None
     current.ops.append(op)
     current.by_name[op.name] = op
     if line.startswith("  ROOT "):
         current.root = op
 
 
-def _op(line: str, number: int, current: _ComputationBuilder, stacks: Stacks) -> Op:
+def _op(line: str, lineno: int, current: _ComputationBuilder, stacks: Stacks) -> Op:
     line = without_comments(line)
     head = _OP.match(line)
     if head is None:
@@ -107,21 +107,21 @@ def _op(line: str, number: int, current: _ComputationBuilder, stacks: Stacks) ->
         unknown.operation(opcode, head[2])
     end = closing(line, call.end() - 1)
     inside, rest = line[call.end() : end], line[end + 1 :]
-    found = attributes(rest.removeprefix(", "))
-    op_name, frames = _metadata(found.pop("metadata", "{}"), stacks)
+    fields = attributes(rest.removeprefix(", "))
+    op_name, frames = _metadata(fields.pop("metadata", "{}"), stacks)
     literal = opcode in _LITERALS or (not has_rule and "%" not in inside)
     return Op(
         name=head[2],
         opcode=opcode,
         shape=shape_of(line[head.end() : after_shape]),
         operands=() if literal else tuple(_operand(part, current) for part in split(inside)),
-        attributes=found,
+        attributes=fields,
         literal=inside if literal else "",
-        called=tuple(name for key in CALLING if key in found for name in _names(found[key])),
+        called=tuple(name for key in CALLING if key in fields for name in _names(fields[key])),
         op_name=op_name,
         frames=frames,
         computation=current.name,
-        line=number,
+        line=lineno,
     )
 
 
@@ -140,9 +140,9 @@ def _names(text: str) -> list[str]:
 
 def _metadata(text: str, stacks: Stacks) -> tuple[str, tuple[Frame, ...]]:
     """The `op_name` of JAX and the Python stack frames."""
-    found = {match[1]: match[2] for match in _METADATA.finditer(text[1:-1])}
-    name = re.sub(r"\\(.)", r"\1", found.get("op_name", '""')[1:-1])
-    return name, stacks.frames(int(found["stack_frame_id"])) if "stack_frame_id" in found else ()
+    fields = {match[1]: match[2] for match in _METADATA.finditer(text[1:-1])}
+    name = re.sub(r"\\(.)", r"\1", fields.get("op_name", '""')[1:-1])
+    return name, stacks.frames(int(fields["stack_frame_id"])) if "stack_frame_id" in fields else ()
 
 
 def _check_calls(module: Module) -> None:
@@ -171,7 +171,7 @@ class Stacks:
         self._tables: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in _ROWS}
         self._stacks: dict[int, tuple[Frame, ...]] = {}
 
-    def read(self, line: str, number: int) -> bool:
+    def read(self, line: str, lineno: int) -> bool:
         """Take a line of the tables; False if it belongs to none. Raises `ProgramError` for a malformed row."""
         if line in _ROWS:
             self._table = line
@@ -180,7 +180,7 @@ class Stacks:
             return False
         match = _ROWS[self._table].match(line)
         if match is None:
-            raise ProgramError(f"row of {self._table} is not understood", line, number)
+            raise ProgramError(f"row of {self._table} is not understood", line, lineno)
         self._tables[self._table][int(match[1])] = match.groups()[1:]
         return True
 

@@ -174,11 +174,11 @@ class Computation:
 
     def users(self) -> dict[str, list[tuple[Op, int]]]:
         """For each op, the ops that take its result and at which place."""
-        found: dict[str, list[tuple[Op, int]]] = {op.name: [] for op in self.ops}
+        by_op: dict[str, list[tuple[Op, int]]] = {op.name: [] for op in self.ops}
         for op in self.ops:
             for place, operand in enumerate(op.operands):
-                found[operand.name].append((op, place))
-        return found
+                by_op[operand.name].append((op, place))
+        return by_op
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,16 +52,16 @@ def split(text: str) -> list[str]:
 
 def attributes(text: str) -> dict[str, str]:
     """`a=b, c={d, e}` as a dict of texts. Raises `ProgramError` for a part that is no `key=value`."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for part in split(text):
         match = _KEY.match(part)
         if match is None:
             raise ProgramError("not an attribute", part)
-        if match[1] == "device_ids" and found:  # belongs to the mesh before it: `mesh['a'=2], device_ids=(1,0) {'a'}`
-            found[next(reversed(found))] += f", {part}"
+        if match[1] == "device_ids" and values:  # belongs to the mesh before it: `mesh['a'=2], device_ids=(1,0) {'a'}`
+            values[next(reversed(values))] += f", {part}"
             continue
-        found[match[1]] = part[match.end() :]
-    return found
+        values[match[1]] = part[match.end() :]
+    return values
 
 
 @lru_cache(maxsize=65536)

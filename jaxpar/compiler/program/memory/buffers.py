@@ -99,19 +99,19 @@ class Buffers:
 def parse_buffers(assignment: str, live_ranges: str) -> Buffers:
     """Read the texts of `*-buffer-assignment.txt` and `*-live-range.txt`. Raises `ProgramError` for unknown lines."""
     order, lives = _live_ranges(live_ranges)
-    lines = [(number, line) for number, line in enumerate(assignment.splitlines(), start=1) if line]
+    lines = [(lineno, line) for lineno, line in enumerate(assignment.splitlines(), start=1) if line]
     if not lines or lines[0][1] != "BufferAssignment:":
         raise ProgramError("not a buffer assignment", assignment[:60])
-    found: list[Allocation] = []
+    allocations: list[Allocation] = []
     values: list[Value] = []
     head: tuple[int, str] | None = None
     known: set[tuple[str, tuple[int, ...]]] = set()
     """Values of an allocation of one memory space, some of which XLA lists once more: those of another space."""
-    for number, line in [*lines[1:], (len(lines), "")]:
+    for lineno, line in [*lines[1:], (len(lines), "")]:
         if line.startswith(" value: "):
             if head is None:
-                raise ProgramError("a value before the first allocation", line, number)
-            values.append(_value(line, number, lives))
+                raise ProgramError("a value before the first allocation", line, lineno)
+            values.append(_value(line, lineno, lives))
             continue
         if line == _REUSED:
             known = {(value.op, value.path) for value in values}
@@ -119,19 +119,19 @@ def parse_buffers(assignment: str, live_ranges: str) -> Buffers:
         if (again := _REUSING.match(line)) and (again["op"], _path(again["path"] or "")) in known:
             continue
         if head is not None:
-            found.append(_allocation(head, values))
+            allocations.append(_allocation(head, values))
             values = []
         if line and not line.startswith("allocation "):
-            raise ProgramError("line is not understood", line, number)
-        head = (number, line)
-    return Buffers(tuple(found), order)
+            raise ProgramError("line is not understood", line, lineno)
+        head = (lineno, line)
+    return Buffers(tuple(allocations), order)
 
 
 def _allocation(head: tuple[int, str], values: list[Value]) -> Allocation:
-    number, line = head
+    lineno, line = head
     match = _ALLOCATION.match(line)
     if match is None:
-        raise ProgramError("allocation is not understood", line, number)
+        raise ProgramError("allocation is not understood", line, lineno)
     index, size, color, rest = int(match[1]), int(match[2]), int(match[3] or 0), match[4]
     rest = rest.removesuffix(", maybe-live-out")
     parameter = _PARAMETER.fullmatch(rest)
@@ -142,15 +142,15 @@ def _allocation(head: tuple[int, str], values: list[Value]) -> Allocation:
     elif rest in _KINDS:
         kind = _KINDS[rest]
     else:
-        raise ProgramError("allocation is not understood", line, number)
+        raise ProgramError("allocation is not understood", line, lineno)
     at = int(parameter[1]) if parameter else None
     return Allocation(index, size, kind, at, color, tuple(values))
 
 
-def _value(line: str, number: int, lives: dict[tuple[str, tuple[int, ...]], tuple[int, int]]) -> Value:
+def _value(line: str, lineno: int, lives: dict[tuple[str, tuple[int, ...]], tuple[int, int]]) -> Value:
     match = _VALUE.match(line)
     if match is None:
-        raise ProgramError("value is not understood", line, number)
+        raise ProgramError("value is not understood", line, lineno)
     path = _path(match["path"] or "")
     # What lives inside one kernel (a reduction's scalars) has no place in the order.
     first_live, last_live = lives.get((match["op"], path), (-1, -1))
@@ -161,17 +161,17 @@ def _live_ranges(text: str) -> tuple[tuple[str, ...], dict[tuple[str, tuple[int,
     order: list[str] = []
     lives: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
     heading = ""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for lineno, line in enumerate(text.splitlines(), start=1):
         if not line.startswith("    "):
             heading = line.strip()
             if heading and not heading.startswith(_HEADINGS):
-                raise ProgramError("section of the live ranges is not known", line, number)
+                raise ProgramError("section of the live ranges is not known", line, lineno)
         elif heading == "InstructionSequence:" and (match := _PLACE.match(line)) and int(match[1]) == len(order):
             order.append(match[2])
         elif heading == "BufferLiveRange:" and (match := _LIVE.match(line)):
             lives[match[1], _path(match[2])] = int(match[3]), int(match[4])
         elif heading in _SECTIONS:
-            raise ProgramError(f"{_SECTIONS[heading]} is not understood", line, number)
+            raise ProgramError(f"{_SECTIONS[heading]} is not understood", line, lineno)
     if not order or not lives:
         raise ProgramError("the live ranges name no order or no value")
     return tuple(order), lives
@@ -214,21 +214,23 @@ def peak(buffers: Buffers) -> tuple[int, int]:
     return place, int(live[place])
 
 
-def occupants(buffers: Buffers, place: int) -> list[Occupant]:
-    """Values live at `place`, largest first. Every live byte counts for one value: the sum is the timeline there."""
-    found: list[Occupant] = []
+def occupants(buffers: Buffers, position: int) -> list[Occupant]:
+    """Values live at `position`, largest first. Every live byte counts for one value: the sum is the timeline there."""
+    live: list[Occupant] = []
     for allocation in buffers.allocations:
         if allocation.on_host:
             continue
         if allocation.shared:
-            found.extend(_cover(allocation, [v for v in allocation.values if v.first_live <= place <= v.last_live]))
+            live.extend(_cover(allocation, [v for v in allocation.values if v.first_live <= position <= v.last_live]))
         else:
-            values = [v for v in allocation.values if v.first_live <= place <= v.last_live] or list(allocation.values)
+            values = [v for v in allocation.values if v.first_live <= position <= v.last_live] or list(
+                allocation.values
+            )
             first = max(
                 values, key=lambda v: (v.size, -v.first_live), default=Value("", (), allocation.size, 0, "", -1, -1)
             )
-            found.append(Occupant(first, allocation, allocation.size, tuple(v for v in values if v is not first)))
-    return sorted(found, key=lambda occupant: -occupant.bytes)
+            live.append(Occupant(first, allocation, allocation.size, tuple(v for v in values if v is not first)))
+    return sorted(live, key=lambda occupant: -occupant.bytes)
 
 
 def _live(allocation: Allocation, places: int) -> np.ndarray:
@@ -248,7 +250,7 @@ def _live(allocation: Allocation, places: int) -> np.ndarray:
 
 def _cover(allocation: Allocation, values: Sequence[Value]) -> list[Occupant]:
     """Share the bytes in which `values` live among them: larger first, of equals the one born first."""
-    found: list[Occupant] = []
+    cover: list[Occupant] = []
     used: list[tuple[int, int]] = []
     alike: dict[tuple[int, int], list[Value]] = {}
     for value in values:
@@ -260,6 +262,6 @@ def _cover(allocation: Allocation, values: Sequence[Value]) -> list[Occupant]:
             reached = max(reached, end)
         first, *others = sorted(same, key=lambda v: v.first_live)
         if inside < size:
-            found.append(Occupant(first, allocation, size - inside, tuple(others)))
+            cover.append(Occupant(first, allocation, size - inside, tuple(others)))
         used.append((offset, offset + size))
-    return found
+    return cover
