@@ -1,6 +1,5 @@
 """The state that islands share in host memory: the bits of a run with it on the devices."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +13,6 @@ from jaxpar.memory import streaming
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.islands.test_steps import OUTER, made, trained
-from tests.training.runs import SharingTrainer, fit, folder_of, losses, run_config, saved_state
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "at once": ({"every": 2}, {}),
@@ -51,22 +49,6 @@ def test_a_run_has_the_same_bits_with_the_outer_state_on_the_host(case, monkeypa
     assert_same_bits(
         *(jax.device_get(run.step.evaluate(own.master, run.batch(1))) for run, own in ((host, state), (device, start)))
     )
-
-
-@pytest.mark.long
-def test_a_run_goes_on_from_a_checkpoint_with_the_outer_state_on_the_host(tmp_path: Path):
-    config = run_config(
-        tmp_path, 6, model={"layers": 2, "vocab": 61}, parallel={"islands": 2},
-        islands={"every": 2, "eager": True, "offload": "host"},
-        checkpoint={"every": 2, "keep_last": 9}, evaluation={"batches": 1, "sample_tokens": 4},
-    )  # fmt: skip
-    _, recorder = fit(config)
-    trainer = SharingTrainer.from_checkpoint(folder_of(config) / "checkpoints/00000002", devices=jax.devices()[:2])
-    assert memories(trainer.state) == ({"pinned_host"}, {"device"})
-    assert [float(trainer.step().loss) for _ in range(4)] == [losses(config)[step] for step in range(3, 7)]
-    assert_same_bits(jax.device_get(trainer.state.optimizer), saved_state(config, 6).optimizer)
-    assert_same_bits(jax.device_get(trainer.state.master), saved_state(config, 6).master)
-    assert recorder.evaluations[-1][1] == pytest.approx(trainer.evaluate(), rel=1e-6)
 
 
 def test_the_estimate_and_the_plan_have_the_outer_state_in_host_memory():

@@ -16,21 +16,25 @@ from tests.same_bits import assert_same_bits
 from tests.training.runs import SharingTrainer, fit, folder_of, losses, run_config, saved_state
 
 ISLANDS: dict[str, Any] = {"every": 4, "fragments": 2, "delay": 1}
+ON_HOST: dict[str, Any] = {"every": 2, "eager": True, "offload": "host"}
 
 
-def config_of(to: Path, steps: int, **sections: Any) -> Config:
+def config_of(to: Path, steps: int, islands: dict[str, Any] = ISLANDS, **sections: Any) -> Config:
     return run_config(
-        to, steps, model={"layers": 2, "vocab": 61}, parallel={"islands": 2}, islands=ISLANDS,
+        to, steps, model={"layers": 2, "vocab": 61}, parallel={"islands": 2}, islands=islands,
         checkpoint={"every": 2, "keep_last": 9}, **sections,
     )  # fmt: skip
 
 
 @pytest.mark.long
-def test_a_run_goes_on_with_the_same_bits_though_a_message_was_due(tmp_path: Path):
+@pytest.mark.parametrize("islands", [ISLANDS, ON_HOST], ids=["on the devices", "on the host"])
+def test_a_run_goes_on_with_the_same_bits_though_a_message_was_due(tmp_path: Path, islands: dict[str, Any]):
     """After step 2 the outer gradient of a fragment is taken, and travels beside step 3."""
-    config = config_of(tmp_path, 6, evaluation={"batches": 1, "sample_tokens": 4})
+    config = config_of(tmp_path, 6, islands, evaluation={"batches": 1, "sample_tokens": 4})
     _, recorder = fit(config)
     trainer = SharingTrainer.from_checkpoint(folder_of(config) / "checkpoints/00000002", devices=jax.devices()[:2])
+    (kind,) = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(trainer.state.master)}
+    assert (kind == "pinned_host") == (islands == ON_HOST)
     found = [float(trainer.step().loss) for _ in range(4)]
     assert found == [losses(config)[step] for step in range(3, 7)]
     assert_same_bits(jax.device_get(trainer.state.optimizer), saved_state(config, 6).optimizer)

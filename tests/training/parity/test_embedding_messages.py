@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.config.schema.model import LoraConfig
 from tests.nonzero_gradients import gemma, nonzero_gradients
 from tests.small_run import SmallRun, small, with_overlap
-from tests.training.parity.one_device import assert_close, assert_equals_one_device
-from tests.training.parity.test_lora import adapted, loss_and_gradients
+from tests.training.parity.one_device import assert_equals_one_device
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "ZeRO-3": {"parallel": {"fsdp": 4, "microbatches": 2}},
@@ -40,13 +38,6 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"optimizer_offload": "host", "weights_offload": "host"},
     },
 }  # fmt: skip
-FROZEN: dict[str, dict[str, Any]] = {
-    "ZeRO-3": {"fsdp": 4, "microbatches": 2},
-    "state over replicas": {
-        "replica": 2, "fsdp": 2, "tensor": 2,
-        "overlap": {"shard_state_over_replicas": True},
-    },
-}  # fmt: skip
 
 
 @pytest.mark.matrix(quick=("ZeRO-3",), ci=2)
@@ -60,15 +51,3 @@ def test_loss_and_gradients_equal_one_device(layout: str):
     run = SmallRun(small(**sections | {"parallel": parallel}))
     assert run.step.layout.plan.embedding_messages.name == "rows"
     assert_equals_one_device(run, *expected, initial)
-
-
-@pytest.mark.matrix(quick=(), ci=1)
-@pytest.mark.parametrize("layout", FROZEN)
-def test_of_a_frozen_embedding_loss_and_gradients_equal_one_device(layout: str):
-    lora = LoraConfig(rank=4, alpha=4.0)
-    wanted_loss, wanted = loss_and_gradients(SmallRun(adapted(lora)))
-    run = SmallRun(adapted(lora, parallel=with_overlap(FROZEN[layout], embedding_messages="rows")))
-    assert run.step.layout.plan.embedding_messages.name == "rows"
-    loss, found = loss_and_gradients(run)
-    assert "embedding" not in found
-    assert_close(loss, wanted_loss, found, wanted)

@@ -1,16 +1,14 @@
 """Experts: the same numbers on every layout, and those of a float64 reference that exchanges nothing."""
 
-import shutil
 from dataclasses import asdict, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from jaxpar.config import Config, ParallelConfig
+from jaxpar.config import ParallelConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layout.checks.validate import validate
@@ -23,7 +21,6 @@ from tests.reference import experts64
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
 from tests.training.parity.one_device import TOLERANCE, assert_close, assert_equals_one_device
-from tests.training.runs import fit, folder_of, losses, run_config
 
 AXES = ("expert", "fsdp", "tensor", "context", "replica")
 DEVICES = 8
@@ -323,25 +320,6 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_and_counted():
     _, metrics = run.step.train(state_with(run.step, run.by_row(weights)), run.batch(0), run.step.arguments)
     report = block_means({name: float(value) for name, value in metrics.report.items()})["experts"]
     assert report["dropped"] == pytest.approx(7 / 8) and report["load"] == pytest.approx(8)
-
-
-@pytest.mark.long
-def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
-    """Muon, the norm that clips, biases, and a checkpoint on another size of the expert axis."""
-    model = {"layers": 2, "experts": ExpertsConfig(count=4, shared=1, router="sigmoid", width=WIDTH)}
-    optimizer = {"name": "muon", "matrix_learning_rate": 0.01, "clip_norm": 0.1}
-
-    def config(name: str, steps: int, **parallel: int) -> Config:
-        sections = {"run": {"name": name}, "checkpoint": {"every": 2, "keep_last": 9}, "optimizer": optimizer}
-        return run_config(tmp_path, steps, model=model, parallel=parallel, **sections)
-
-    fit(config("whole", 4))
-    fit(config("parts", 2, expert=4))
-    fit(config("parts", 4, expert=2, fsdp=2))
-    whole, parts = losses(config("whole", 4)), losses(config("parts", 4))
-    assert whole.keys() == parts.keys()
-    assert all(parts[step] == pytest.approx(loss, rel=TOLERANCE) for step, loss in whole.items())
-    shutil.rmtree(folder_of(config("parts", 4)))
 
 
 @pytest.mark.long

@@ -1,8 +1,6 @@
 """Models of several kinds of layers: the same numbers on every layout, and what layers report counted once."""
 
-import shutil
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.config import Config, load_config
+from jaxpar.config import load_config
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.layer import DecoderLayer
@@ -21,7 +19,6 @@ from tests.nonzero_gradients import nonzero_gradients
 from tests.sentences import refused
 from tests.small_run import SmallRun, small, worst_difference
 from tests.training.parity.one_device import TOLERANCE, assert_close, assert_equals_one_device
-from tests.training.runs import fit, folder_of, losses, run_config
 
 MODEL: dict[str, Any] = {
     "layers": 8,
@@ -104,25 +101,6 @@ def test_kinds_that_change_nothing_are_the_plain_model():
     joined = {kind: jax.tree.map(lambda a, o=own: a[o], plain_gradients["layers"]["all"]) for kind, own in rows.items()}
     worst, leaf = worst_difference(found, plain_gradients | {"layers": joined})
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
-
-
-@pytest.mark.long
-def test_a_run_goes_on_with_another_pipeline(tmp_path: Path):
-    """Checkpoints hold the layers of each kind by number, whatever pads the stacks."""
-    pipes: list[dict[str, Any]] = [{"pipe": 2, "microbatches": 4, "stage_layers": (2, 3)}, {"fsdp": 2, "tensor": 2}]
-    model = MODEL | {"layers": 5}
-
-    def config(name: str, steps: int, parallel: dict[str, Any]) -> Config:
-        sections = {"run": {"name": name}, "checkpoint": {"every": 2, "keep_last": 9}}
-        return run_config(tmp_path, steps, model=model, parallel=parallel, **sections)
-
-    fit(config("whole", 4, {}))
-    for number, parallel in enumerate(pipes):
-        fit(config("parts", 2 * number + 2, parallel))
-    whole, parts = losses(config("whole", 4, {})), losses(config("parts", 4, {}))
-    assert whole.keys() == parts.keys()
-    assert all(parts[step] == pytest.approx(loss, rel=TOLERANCE) for step, loss in whole.items())
-    shutil.rmtree(folder_of(config("parts", 4, {})))
 
 
 class Reporting(DecoderLayer):

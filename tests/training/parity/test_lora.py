@@ -128,6 +128,18 @@ LAYOUTS = factor_layouts.LAYOUTS | {
         "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "breadth-first", "virtual_stages": 2},
         "model": {"layers": 4},
     },
+    "rows of the embedding": {
+        "parallel": {"fsdp": 4, "microbatches": 2, "overlap": {"embedding_messages": "rows"}},
+    },
+    "rows of the embedding, state over replicas": {
+        "parallel": {
+            "replica": 2, "fsdp": 2, "tensor": 2,
+            "overlap": {"embedding_messages": "rows", "shard_state_over_replicas": True},
+        },
+    },
+    "state over replicas": {
+        "parallel": {"replica": 2, "fsdp": 2, "microbatches": 2, "overlap": {"shard_state_over_replicas": True}},
+    },
 }  # fmt: skip
 
 

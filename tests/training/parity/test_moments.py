@@ -1,19 +1,15 @@
 """Training with moments in fewer bits: the loss of a small decoder, saves, and what is refused."""
 
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from jaxpar.config import Config
 from jaxpar.config.validate import validate
 from jaxpar.layout.memory.state_bytes import state_bytes
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
-from tests.training.runs import fit, losses, run_config
 
 MODEL = {"layers": 2, "embed": 64, "heads": 2, "kv_heads": 2, "mlp": 256}
 """Blocks of 32 along heads and hidden features, so that all matrices rest in 8 bits."""
@@ -35,23 +31,6 @@ def test_a_small_decoder_trains_to_the_loss_of_float32(moments: str, bound: floa
     wanted = np.mean(trained("float32")[-20:])
     assert trained("float32")[0] - wanted > 0.5
     assert np.mean(trained(moments)[-20:]) == pytest.approx(wanted, rel=bound)
-
-
-@pytest.mark.long
-def test_a_run_in_8_bits_goes_on_with_another_mesh(tmp_path: Path):
-    """Checkpoints hold codes and scales by layer, so a pipeline can take up what fsdp and tensor ranks left."""
-    sections: dict[str, Any] = {"model": MODEL, "precision": {"moments": "int8"}}
-
-    def config(name: str, steps: int, **parallel: int) -> Config:
-        return run_config(tmp_path, steps, **sections, run={"name": name}, parallel=parallel)
-
-    fit(config("whole", 6))
-    fit(config("parts", 3, fsdp=2, tensor=2))
-    _, recorded = fit(config("parts", 6, pipe=2, microbatches=2))
-    assert [record.step for record in recorded.records] == [4, 5, 6]
-    found, wanted = losses(config("parts", 6)), losses(config("whole", 6))
-    assert found.keys() == wanted.keys()
-    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-4)
 
 
 def test_the_state_takes_the_bytes_of_its_forms():

@@ -1,4 +1,4 @@
-"""Master weights and optimizer state split over replicas: gradients, updated weights, and runs that go on without."""
+"""Master weights and optimizer state split over replicas: gradients, and updated weights."""
 
 from functools import cache
 from pathlib import Path
@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.config import Config
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.config.schema.model import LoraConfig
 from jaxpar.mesh.rules import mesh_axes_of
 from tests.nonzero_gradients import gemma, nonzero_gradients
 from tests.small_run import SmallRun, small, with_overlap
-from tests.training.parity.one_device import assert_close, assert_equals_one_device
-from tests.training.parity.test_lora import adapted, loss_and_gradients
-from tests.training.runs import fit, losses, run_config
+from tests.training.parity.one_device import assert_equals_one_device
 
 INDIVISIBLE = "dims that do not divide by both"
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -70,7 +66,6 @@ TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-FROZEN: dict[str, dict[str, Any]] = {"ZeRO-3": {"replica": 2, "fsdp": 2, "microbatches": 2}}
 SHARDED = {"shard_state_over_replicas": True}
 STEPS = 3
 
@@ -94,18 +89,6 @@ def test_loss_and_gradients_equal_one_device(layout: str):
     state = jax.tree.leaves(run.step.layout.master, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
     assert any("replica" in mesh_axes_of(where) for where in state) == (layout != INDIVISIBLE)
     assert_equals_one_device(run, *reference(LAYOUTS[layout].get("model", {})))
-
-
-@pytest.mark.matrix(quick=(), ci=1)
-@pytest.mark.parametrize("layout", FROZEN)
-def test_loss_and_gradients_of_factors_equal_one_device(layout: str):
-    lora = LoraConfig(rank=4, alpha=4.0)
-    wanted = loss_and_gradients(SmallRun(adapted(lora)))
-    run = SmallRun(adapted(lora, parallel=with_overlap(FROZEN[layout], **SHARDED)))
-    state = jax.tree.leaves(run.step.layout.master, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
-    assert any("replica" in mesh_axes_of(where) for where in state)
-    found = loss_and_gradients(run)
-    assert_close(found[0], wanted[0], found[1], wanted[1])
 
 
 def trained(run: SmallRun) -> tuple[list[tuple[float, float]], Any]:
@@ -137,22 +120,3 @@ def test_losses_norms_and_updated_weights_equal_one_device(name: str, tmp_path: 
         # Adam divides by the magnitude of a gradient, whose rounding counts more the smaller it is.
         close = np.abs(own - want) <= 1e-5 * np.abs(want).max()
         assert close.mean() > 0.999, jax.tree_util.keystr(path)
-
-
-@pytest.mark.long
-def test_a_run_goes_on_with_other_replicas_and_without_sharing_their_state(tmp_path: Path):
-    def config(name: str, steps: int, **parallel: Any) -> Config:
-        return run_config(tmp_path, steps, run={"name": name}, parallel={"fsdp": 2} | parallel)
-
-    fit(config("whole", 8))
-    for steps, parallel in (
-        (2, {"replica": 2}),
-        (4, {"replica": 4, "zero": 1}),
-        (6, {"replica": 1}),
-        (8, {"replica": 2}),
-    ):
-        sharing = SHARDED if parallel["replica"] > 1 else {}
-        fit(config("parts", steps, **with_overlap(parallel, **sharing)))
-    found, wanted = losses(config("parts", 8)), losses(config("whole", 8))
-    assert found.keys() == wanted.keys()
-    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.config.mappings.experts import ExpertsConfig
 from tests.same_bits import assert_same_bits
+from tests.training.parity.test_kinds import MODEL as KINDS
 from tests.training.runs import MESH, fit, folder_of, losses, run_config, saved_state
 
 STOPPED, MORE = 4, 10
@@ -68,10 +70,10 @@ def copy_until(config: Config, step: int, folder: Path) -> None:
             shutil.rmtree(checkpoint)
 
 
-def assert_close(found: dict[int, float], wanted: dict[int, float]) -> None:
+def assert_close(found: dict[int, float], wanted: dict[int, float], tolerance: float = TOLERANCE) -> None:
     assert found.keys() == wanted.keys()
     worst = max(abs(found[step] - loss) / abs(loss) for step, loss in wanted.items())
-    assert worst <= TOLERANCE, f"a loss differs by {worst:.1e}"
+    assert worst <= tolerance, f"a loss differs by {worst:.1e}"
 
 
 @pytest.mark.matrix(ci=2)
@@ -92,3 +94,58 @@ def test_a_run_goes_on_with_another_mesh_zero_stage_and_microbatch_count(
         _, recorded = fit(back)
         assert recorded.records[0].step == 10
         assert_close(losses(back), losses(uninterrupted))
+
+
+SHARING = {"overlap": {"shard_state_over_replicas": True}}
+MOVED: dict[str, tuple[dict[str, Any], list[tuple[int, dict[str, Any]]], float]] = {
+    "experts on fewer ranks, Muon, clipped": (
+        {
+            "model": {
+                "layers": 2, "experts": ExpertsConfig(count=4, shared=1, router="sigmoid", width=16),
+            },
+            "optimizer": {"name": "muon", "matrix_learning_rate": 0.01, "clip_norm": 0.1},
+        },
+        [(2, {"expert": 4}), (4, {"expert": 2, "fsdp": 2})],
+        TOLERANCE,
+    ),
+    "kinds of layers, another pipeline": (
+        {"model": KINDS | {"layers": 5}},
+        [(2, {"pipe": 2, "microbatches": 4, "stage_layers": (2, 3)}), (4, {"fsdp": 2, "tensor": 2})],
+        TOLERANCE,
+    ),
+    "moments in 8 bits": (
+        {
+            "model": {"layers": 2, "embed": 64, "heads": 2, "kv_heads": 2, "mlp": 256},
+            "precision": {"moments": "int8"},
+        },
+        [(3, {"fsdp": 2, "tensor": 2}), (6, {"pipe": 2, "microbatches": 2})],
+        1e-4,
+    ),
+    "state over replicas": (
+        {},
+        [
+            (2, {"fsdp": 2, "replica": 2} | SHARING),
+            (4, {"fsdp": 2, "replica": 4, "zero": 1} | SHARING),
+            (6, {"fsdp": 2}),
+            (8, {"fsdp": 2, "replica": 2} | SHARING),
+        ],
+        TOLERANCE,
+    ),
+}  # fmt: skip
+"""Sections of the configuration, the last step on each of several meshes, and the tolerance of a loss."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MOVED)
+def test_a_run_with_other_state_goes_on_with_other_meshes(tmp_path: Path, name: str):
+    """Checkpoints hold layers, experts and parts of the state by number, whatever splits or pads them."""
+    sections, meshes, tolerance = MOVED[name]
+
+    def config(run: str, steps: int, parallel: dict[str, Any]) -> Config:
+        return run_config(tmp_path, steps, **sections, run={"name": run}, parallel=parallel)
+
+    fit(whole := config("whole", meshes[-1][0], {}))
+    for before, (steps, parallel) in zip([0, *(steps for steps, _ in meshes)], meshes, strict=False):
+        _, recorded = fit(parts := config("parts", steps, parallel))
+        assert [record.step for record in recorded.records] == [*range(before + 1, steps + 1)]
+    assert_close(losses(parts), losses(whole), tolerance)
