@@ -9,12 +9,12 @@ from jaxpar.cost.matmul_codes import FINDING, MAGNITUDE
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import ACCUMULATED, Counted
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.layers.declaration.part import Matmuls, Part
 
-ROUTED: Annotated[float, counted("jaxpar/layers/experts/")] = 8.0
+ROUTED: Annotated[float, derived("jaxpar/layers/experts/")] = 8.0
 """Numbers of 32 bits read and written for each token and expert, forward: softmax, choice, sums over the batch."""
-ROUTED_PER_CHOICE: Annotated[float, counted("two arrays, each written and read")] = 4.0
+ROUTED_PER_CHOICE: Annotated[float, derived("two arrays, each written and read")] = 4.0
 """The same for each token, expert and choice: two arrays of ones at the choices, written and read."""
 
 

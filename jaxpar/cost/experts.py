@@ -22,26 +22,26 @@ from jaxpar.cost.messages import Network, Ring
 from jaxpar.cost.operations import Device
 from jaxpar.cost.wire_messages import element_bytes
 from jaxpar.cost.work import ACCUMULATED, Counted
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.experts.messages import messages_of, rows_for_ranks
 from jaxpar.memory.layer_shape import LayerShape
 from jaxpar.trace.clock import added
 
-MOVED: Annotated[float, counted("read and written on the way in and on the way back")] = 4.0
+MOVED: Annotated[float, derived("read and written on the way in and on the way back")] = 4.0
 """Numbers read and written for each number of a row that experts have room for, on the way in and back together, where
 slices are compared; backward as many."""
-ADDED: Annotated[float, counted("two read, one written")] = 3.0
+ADDED: Annotated[float, derived("two read, one written")] = 3.0
 """Numbers read and written to add a slice's gradient of a weight to another's."""
-LOCAL_ADDED: Annotated[float, counted("one read")] = 1.0
+LOCAL_ADDED: Annotated[float, derived("one read")] = 1.0
 """The same of a rank's local rows: the pass that adds the slices' gradients reads one more."""
-SORTED: Annotated[float, counted("read, written")] = 2.0
+SORTED: Annotated[float, derived("read, written")] = 2.0
 """Numbers read and written for each number of a row in the order of experts, which is made from rows as they arrive.
 The backward makes both this, as it is not kept, and the sum of gradients of copies."""
-COMBINED: Annotated[float, counted("moved twice")] = 4.0
+COMBINED: Annotated[float, derived("moved twice")] = 4.0
 """Numbers read and written for each number of a row on its way back, which is moved twice, as on the way to its expert;
 the backward moves it as often."""
-SMALL_MESSAGES: Annotated[int, counted("jaxpar/layers/experts/")] = 2
+SMALL_MESSAGES: Annotated[int, derived("jaxpar/layers/experts/")] = 2
 """Messages beside those of the rows, forward and again backward, which hardly take more than their start: the weight,
 expert and row of each assignment, and the number of rounds."""
 

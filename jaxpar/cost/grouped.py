@@ -17,11 +17,11 @@ from typing import Annotated, NamedTuple
 
 from jaxpar.cost.hardware_model import grouped_limit
 from jaxpar.cost.operations import TILES, Device, aligned
-from jaxpar.hardware.sources import cited, counted
+from jaxpar.hardware.sources import cited, derived
 
-FORWARD_ROWS: Annotated[int, counted("half a tile of 128, and 4 of the 8 rows that it begins early")] = 68
+FORWARD_ROWS: Annotated[int, derived("half a tile of 128, and 4 of the 8 rows that it begins early")] = 68
 """Rows of a group that are computed for nothing, in products with its matrix."""
-GRADIENT_ROWS: Annotated[int, counted("half a tile of 64, and its early rows")] = 35
+GRADIENT_ROWS: Annotated[int, derived("half a tile of 64, and its early rows")] = 35
 """The same in the gradient of the matrix."""
 TOKAMAX = cited("openxla/tokamax, data/autotuning, H100: 8 groups and 128 to 256 of 1,024 to 4,096 rows")
 FEW_GROUPS: Annotated[int, TOKAMAX] = 8
@@ -30,7 +30,7 @@ MANY_GROUPS: Annotated[int, TOKAMAX] = 128
 """Groups from which on no more is lost."""
 MANY: Annotated[float, TOKAMAX] = 0.73
 """Rate of many groups relative to few."""
-LOOP_ROWS: Annotated[int, counted("pallas_kernels.grouped_matmul.reference")] = 512
+LOOP_ROWS: Annotated[int, derived("pallas_kernels.grouped_matmul.reference")] = 512
 """Rows of a block of the loop; a group's last block is half empty on average."""
 
 

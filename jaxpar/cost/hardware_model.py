@@ -128,7 +128,8 @@ def described(model: HardwareModel, gpu: GPU) -> list[tuple[str, float, str, str
     """(name, value, unit, meaning, source) of every parameter of a model of `gpu`, which `calibrate` may have
     measured."""
     hints = get_type_hints(HardwareModel, include_extras=True)
-    fitted, own = hardware_of(gpu), _OF_BLACKWELL if hardware_of(gpu).matmul_share == BLACKWELL.matmul_share else {}
+    fitted = hardware_of(gpu)
+    others = _OF_BLACKWELL if fitted.matmul_share == BLACKWELL.matmul_share else {}
 
     def source(name: str, usual: Source) -> Source:
         if getattr(model, name) != getattr(fitted, name):
@@ -136,7 +137,7 @@ def described(model: HardwareModel, gpu: GPU) -> list[tuple[str, float, str, str
         if gpu.short == "cpu":
             return assumed("nominal numbers of virtual devices; calibrate measures them")
         why = borrowed(gpu) if name in _OF_ONE_GPU else None
-        return own.get(name, usual if why is None else assumed(why))
+        return others.get(name, usual if why is None else assumed(why))
 
     return [
         (name, getattr(model, name), *hint.__metadata__[0], source(name, hint.__metadata__[1]))

@@ -12,17 +12,17 @@ from jaxpar.cost.layer_messages import LayerMessages
 from jaxpar.cost.messages import Network, Ring
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work
-from jaxpar.hardware.sources import assumed, counted
+from jaxpar.hardware.sources import assumed, derived
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.mesh.placements import TABLES
 
-ID_BYTES: Annotated[float, counted("int32")] = 4.0
+ID_BYTES: Annotated[float, derived("int32")] = 4.0
 """Bytes of a token's row number."""
 PADDED: Annotated[int, assumed("a run pads the vocabulary to model.vocab_multiple, not to this for each rank")] = 64
 """Multiple to which a rank's part of the vocabulary is padded: odd ones would be slow (`operations.ALIGNED`)."""
 
 
-PASSES: Annotated[float, counted("programs of XLA:GPU, which fuse casts to float32 into the reductions")] = 6.0
+PASSES: Annotated[float, derived("programs of XLA:GPU, which fuse casts to float32 into the reductions")] = 6.0
 """Bytes that the loss moves for each logit, forward and again backward, beside the matmuls' own traffic."""
 
 

@@ -17,7 +17,7 @@ from jaxpar.cost.layer_messages import LayerMessages
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import SCORES_BLOCK, USUAL_ATTENTION, Device
 from jaxpar.cost.work import Counted, Work, total
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Recurrence, Traffic
 from jaxpar.memory.layer_shape import RECEIVED, ROUTED
@@ -25,7 +25,7 @@ from pallas_kernels.attention.work import visited_blocks
 
 HEAD_NORMS: Annotated[
     tuple[float, float],
-    counted("the program of configs/llama3_8b.yaml with model.qk_norm for 8 H100s, cut to 4 layers"),
+    derived("the program of configs/llama3_8b.yaml with model.qk_norm for 8 H100s, cut to 4 layers"),
 ] = (2.0, 6.0)
 """Times that norms of each head move queries and keys, beyond what their rotation does: forward, and backward with
 their recomputation. XLA writes the norms in float32 forward, and backward makes passes of their own for the sums of

@@ -21,13 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 
-FINDING: Annotated[float, counted("16 bits read")] = 2.0
+FINDING: Annotated[float, derived("16 bits read")] = 2.0
 """Bytes of a number that is read to find the largest magnitude of its tensor before it is quantised."""
-MAGNITUDE: Annotated[float, counted("float32")] = 4.0
+MAGNITUDE: Annotated[float, derived("float32")] = 4.0
 """Bytes of a largest magnitude in a message."""
-SCALE: Annotated[float, counted("float32")] = 4.0
+SCALE: Annotated[float, derived("float32")] = 4.0
 """Bytes of a tile's scale."""
 
 
@@ -42,7 +42,7 @@ class Passes(NamedTuple):
     gradient: float
 
 
-SOURCE = counted("table above; docs/fp8.md compares them with compiled programs")
+SOURCE = derived("table above; docs/fp8.md compares them with compiled programs")
 STORED: Annotated[Passes, SOURCE] = Passes(1.0, 2.0, 3.0, 0.0, 4.0)
 """One scale for a tensor, and matrices that are stored as codes."""
 EACH_USE: Annotated[Passes, SOURCE] = Passes(1.0, 3.0, 3.0, 3.0, 4.0)

@@ -9,7 +9,7 @@ from typing import Annotated
 from jaxpar.cost.hardware_model import HardwareModel, machine_of
 from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import GPU
-from jaxpar.hardware.sources import assumed, cited, counted
+from jaxpar.hardware.sources import assumed, cited, derived
 from pallas_kernels.expected import Machine
 
 TILES: Annotated[
@@ -35,10 +35,10 @@ HEAD_STEPS: Annotated[tuple[tuple[int, int], ...], cited("FlashAttention-2, flas
 """Widths that attention kernels are made for: up to 128 in steps of 32, up to 256 in steps of 64; another width is
 padded to the next."""
 
-ATTENTION_TILE: Annotated[int, counted("tiles of our kernels, and of FlashAttention-2 and 3")] = 128
+ATTENTION_TILE: Annotated[int, derived("tiles of our kernels, and of FlashAttention-2 and 3")] = 128
 """Rows and columns of the tiles of scores in an attention kernel: those on the diagonal are computed whole."""
 
-SCORES_BLOCK: Annotated[int, counted("attention.query_block, kv_block")] = 512
+SCORES_BLOCK: Annotated[int, derived("attention.query_block, kv_block")] = 512
 """Rows and columns of the blocks of scores in plain JAX."""
 
 type Attention = str
@@ -57,7 +57,7 @@ SPLIT_BACKWARD = ("mosaic_deterministic", "triton")
 CALIBRATED = ("mosaic", "cudnn")
 """Implementations that measured attention stands for: those that `calibrate` takes."""
 
-ACCUMULATOR_BYTES: Annotated[int, counted("float32")] = 4
+ACCUMULATOR_BYTES: Annotated[int, derived("float32")] = 4
 """A product whose output takes more bytes a number is added to an accumulator, which is read and written."""
 
 ATTENTION_BACKWARD: Annotated[

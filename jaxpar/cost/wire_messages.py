@@ -7,18 +7,18 @@ from functools import cached_property
 from typing import Annotated
 
 from jaxpar.cost.messages import Network, Ring
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.mesh.quantized.blocks import BLOCK, SCALE_BYTES
 from jaxpar.mesh.quantized.transport import Transport
 
-CODE_BYTES: Annotated[dict[str, float], counted("bits of a code")] = {
+CODE_BYTES: Annotated[dict[str, float], derived("bits of a code")] = {
     "int8": 1.0,
     "float8_e4m3fn": 1.0,
     "int4": 0.5,
 }
 """Bytes of a code."""
 
-GRADIENT: Annotated[float, counted("float32")] = 4.0
+GRADIENT: Annotated[float, derived("float32")] = 4.0
 """Bytes of an accumulated gradient."""
 
 

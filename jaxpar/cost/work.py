@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, NamedTuple
 
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.trace.parts import WIRE, Run
 
-ACCUMULATED: Annotated[float, counted("float32 read and written")] = 8.0
+ACCUMULATED: Annotated[float, derived("float32 read and written")] = 8.0
 """Bytes that the product that adds to a gradient of a weight moves for each number."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, NamedTuple
 
-Kind = Literal["cited", "measured", "counted", "chosen", "assumed"]
+Kind = Literal["cited", "measured", "derived", "chosen", "assumed"]
 
 
 class Source(NamedTuple):
@@ -18,7 +18,7 @@ class Source(NamedTuple):
 
     kind: Kind
     """`cited`: a paper and its table, a datasheet, the code of a library. `measured`: rows of a file of the
-    repository, or a command of it. `counted`: bytes and operations of our programs. `chosen`: a limit or a
+    repository, or a command of it. `derived`: bytes and operations of our programs. `chosen`: a limit or a
     tolerance, which is part of no time. `assumed`: nobody measured it."""
     text: str
     """The source, and what of it is assumed; begins with the file or the command where it was measured here."""
@@ -26,6 +26,6 @@ class Source(NamedTuple):
 
 cited = partial(Source, "cited")
 measured = partial(Source, "measured")
-counted = partial(Source, "counted")
+derived = partial(Source, "derived")
 chosen = partial(Source, "chosen")
 assumed = partial(Source, "assumed")

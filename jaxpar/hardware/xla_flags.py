@@ -17,7 +17,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.hardware.autotuned import with_triton
 from jaxpar.hardware.catalogue import GPU
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 
 ESTIMATOR = "xla_gpu_analytical_latency_estimator_options"
 OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
@@ -35,7 +35,7 @@ COMMON = (
     "--xla_gpu_enable_triton_gemm=false",
 )
 """Flags for every GPU. docs/decisions.md lists others that were tried."""
-SLOW_NETWORK: Annotated[float, counted("docs/overlap.md: steps compiled with both")] = 25e9
+SLOW_NETWORK: Annotated[float, derived("docs/overlap.md: steps compiled with both")] = 25e9
 """Bytes per second of a GPU's network card, below which XLA's own assumption made messages leave too late
 (docs/overlap.md); with 50 GB/s a step became no faster."""
 

@@ -193,7 +193,7 @@ class Budget:
         return Cost(
             gpus, words.in_one_line(planned.candidate.layout), **priced(days),
             tokens_per_s=time.tokens_per_s_per_gpu * gpus, mfu=time.mfu,
-            stragglers={"share": max(self.stragglers, waiting), "counted": waiting} | priced(days * (slower - 1)),
+            stragglers={"share": max(self.stragglers, waiting), "derived": waiting} | priced(days * (slower - 1)),
             failures={
                 "mtbf_hours": lost.between / HOUR, "stall_seconds": lost.stall, "save_seconds": lost.save,
                 "start_seconds": lost.start, "checkpoint_minutes": lost.every / 60, "training_share": lost.share,

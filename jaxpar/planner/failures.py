@@ -8,10 +8,10 @@ from math import exp, lgamma, log, sqrt
 from typing import Annotated
 
 from jaxpar.config import Config
-from jaxpar.hardware.sources import assumed, chosen, cited, counted, measured
+from jaxpar.hardware.sources import assumed, chosen, cited, derived, measured
 from jaxpar.pages.units import TERA
 
-HOUR: Annotated[float, counted("60 x 60")] = 3600.0
+HOUR: Annotated[float, derived("60 x 60")] = 3600.0
 """Seconds of an hour."""
 GPU_HOURS: Annotated[float, cited("419 in 54 days on 16,384 H100: Llama 3, arXiv:2407.21783, section 3.3.4")] = (
     16_384 * 54 * 24 / 419
@@ -22,10 +22,10 @@ STORAGE: Annotated[
     assumed("Llama 3, section 3.3.1: 2 TB/s; that 16,384 GPUs have all of it, and others as much each, is assumed"),
 ] = 2 * TERA / 16_384
 """Bytes per second that a GPU can save."""
-STATE: Annotated[float, counted("three numbers of float32")] = 12.0
+STATE: Annotated[float, derived("three numbers of float32")] = 12.0
 """Bytes of a checkpoint per parameter: master weights and two moments in float32. Each is written once, and read from
 storage `READS` times in a restart; what a save reads back is still in memory."""
-READS: Annotated[int, counted("jaxpar/checkpoint/")] = 2
+READS: Annotated[int, derived("jaxpar/checkpoint/")] = 2
 """A restart verifies each byte and then restores it. With as many processes on the same mesh, and parts that fit into
 free memory, it would be 1 (`tests/checkpoint/test_bytes.py`), but a host that takes a faulty one's place, and another
 number of processes, read twice."""

@@ -134,12 +134,12 @@ class Planning:
             if lines:
                 print_lines(screen(), *lines, title=title)
         if self.show_model:
-            found, gpu = numbers(), search.cluster.gpu
+            constants, gpu = numbers(), search.cluster.gpu
             for title, lines in (
                 ("What a GPU reaches", reached_lines(search.reached, gpu)),
-                ("Assumed", source_lines(found, "assumed")),
-                ("From a source", source_lines(found, "cited", "measured", "counted")),
-                ("Limits and tolerances, which are in no time", source_lines(found, "chosen")),
+                ("Assumed", source_lines(constants, "assumed")),
+                ("From a source", source_lines(constants, "cited", "measured", "derived")),
+                ("Limits and tolerances, which are in no time", source_lines(constants, "chosen")),
             ):
                 print_lines(screen(), *lines, title=title)
 

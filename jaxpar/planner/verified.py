@@ -194,7 +194,7 @@ def print_verified(results: Sequence[Verified], console: Console) -> None:
             made.add_row(name, *map(seconds, pairs))
     made.add_section()
     made.add_row("step", *pair(seconds, lambda planned: planned.candidate.seconds))
-    interval = lambda ends: "-" if ends is None else " to ".join(map(seconds, ends))
+    interval = lambda least_and_most: "-" if least_and_most is None else " to ".join(map(seconds, least_and_most))
     made.add_row(words.INTERVAL, *pair(interval, lambda planned: planned.interval))
     console.print(made)
     lines = [

@@ -30,7 +30,7 @@ from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.hardware.sources import chosen, counted
+from jaxpar.hardware.sources import chosen, derived
 from jaxpar.layers.experts.messages import row_bytes_of_ways, rows_sent
 from jaxpar.layout import plan_file
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, between_bytes, layer_shapes, matrix_numbers
@@ -45,7 +45,7 @@ WARM: Annotated[float, chosen("of the annealing")] = 0.3
 COLD: Annotated[float, chosen("of the annealing")] = 1e-3
 """The same at the end."""
 
-PASSES: Annotated[int, counted("messages of a layer, below")] = 10
+PASSES: Annotated[int, derived("messages of a layer, below")] = 10
 """Gathers and scatters of the residual stream over tensor ranks in a layer: two of each in the forward, two of each in
 the backward, and two gathers that the backward repeats."""
 

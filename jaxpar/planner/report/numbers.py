@@ -38,8 +38,8 @@ class Number(NamedTuple):
 def modules() -> Iterator[ModuleType]:
     """The modules of `PACKAGES`."""
     for package in PACKAGES:
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            yield importlib.import_module(found.name)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            yield importlib.import_module(module.name)
 
 
 def numbers() -> list[Number]:
@@ -59,12 +59,12 @@ def numbers_of(module: ModuleType) -> Iterator[Number]:
 
 def _strings(module: ModuleType) -> Mapping[str, str]:
     """The first sentence of the string below each annotated constant."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for field, string in pairwise(ast.parse(inspect.getsource(module)).body):
         match field, string:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
-                found[name] = " ".join(text.split()).split(". ")[0].rstrip(".")
-    return found
+                sentences[name] = " ".join(text.split()).split(". ")[0].rstrip(".")
+    return sentences
 
 
 def reached_lines(model: HardwareModel, gpu: GPU) -> list[str]:
@@ -77,12 +77,12 @@ def reached_lines(model: HardwareModel, gpu: GPU) -> list[str]:
     return [*lines, f"peaks, memory: {gpu.source}; {'; '.join(links)}"]
 
 
-def source_lines(found: list[Number], *kinds: str) -> list[str]:
+def source_lines(constants: list[Number], *kinds: str) -> list[str]:
     """The constants of these kinds of source, one a line."""
     shown = lambda value: f" = {value:g}" if isinstance(value, int | float) else ""
     return [
         f"{one.name}{shown(one.value)}: {one.meaning}  [{one.source.kind}: {one.source.text}]"
         for kind in kinds
-        for one in found
+        for one in constants
         if one.source.kind == kind
     ]

@@ -195,7 +195,7 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
 
 
 def gain(plans: Sequence[Planned]) -> str | None:
-    """What the fastest plan would gain over the first, which rests on published runs; None if it is the first."""
+    """The gain of the fastest plan over the first, which rests on published runs; None if it is the first."""
     best, fastest = plans[0].candidate, min((one.candidate for one in plans), key=lambda one: one.seconds)
     if fastest.seconds == best.seconds:
         return None
@@ -276,8 +276,8 @@ def difference(best: Candidate, other: Candidate) -> str:
     lost = {name: other.time.breakdown.get(name, 0.0) - value for name, value in best.time.breakdown.items()}
     slower = other.seconds / best.seconds - 1
     most = (min if slower < 0 else max)(lost, key=lost.__getitem__)
-    of = f"{seconds(abs(lost[most]))} {'less' if slower < 0 else 'more'} of {PARTS[most][0]}"
-    text = of if lost[most] * slower > 0 else "about the same"
+    changed = f"{seconds(abs(lost[most]))} {'less' if slower < 0 else 'more'} of {PARTS[most][0]}"
+    text = changed if lost[most] * slower > 0 else "about the same"
     return f"{percent(abs(slower))} {'faster' if slower < 0 else 'slower'}: {text}"
 
 

@@ -100,20 +100,23 @@ def parse_avoided(given: Sequence[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+TAKEN_BY = {OPTIMIZER: "offload=optimizer", SHARED_ENDS: "pipe_ends=shared"}
+"""Choices of `--fix` that take a mechanism."""
+
+
 def taken_by(name: str, layout: Layout) -> str:
     """The choice that takes a mechanism of a layout, as in `--fix`."""
-    if name in STRATEGIES:
-        return f"context_strategy={name}"
-    others = {OPTIMIZER: "offload=optimizer", EXPERT: f"expert={layout.expert}", SHARED_ENDS: "pipe_ends=shared"}
-    return others.get(name, f"schedule={name}")
+    if name == EXPERT:
+        return f"expert={layout.expert}"
+    return TAKEN_BY.get(name, f"{'context_strategy' if name in STRATEGIES else 'schedule'}={name}")
 
 
 def asked_for(fixed: Mapping[str, str]) -> frozenset[str]:
     """The mechanisms that choices of `--fix` name."""
-    offload = {OPTIMIZER} if fixed.get("offload") in ("optimizer", "all") else set[str]()
-    ends = {SHARED_ENDS} if fixed.get("pipe_ends") == "shared" else set[str]()
-    experts = {EXPERT} if "expert" in fixed else set[str]()
-    return frozenset({*offload, *ends, *experts, fixed.get("schedule", ""), fixed.get("context_strategy", "")})
+    chosen = {f"{name}={'optimizer' if value == 'all' else value}" for name, value in fixed.items()}
+    named = {name for name, choice in TAKEN_BY.items() if choice in chosen}
+    named |= {EXPERT} if "expert" in fixed else set[str]()
+    return frozenset({*named, fixed.get("schedule", ""), fixed.get("context_strategy", "")})
 
 
 def never_measured(layout: Layout) -> list[str]:

@@ -20,7 +20,7 @@ from jaxpar.cost.layout import Layout
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.optim.outer import message_bytes
@@ -37,19 +37,19 @@ from jaxpar.trace.parts import Run
 
 ISLANDS = "islands"
 """The part of a step's time that waits for outer gradients."""
-MOVED: Annotated[float, counted("passes of an exchange, below")] = 44.0
+MOVED: Annotated[float, derived("passes of an exchange, below")] = 44.0
 """Bytes of a device's memory for a weight in an exchange, in float32: both weights read and their difference written
 (12), the global weight, momentum and mean read and the first two written (20), both weights read again and the
 island's written (12)."""
 
-EAGER: Annotated[float, counted("three numbers of float32, read and written")] = 24.0
+EAGER: Annotated[float, derived("three numbers of float32, read and written")] = 24.0
 """More of them with eager updates: the moves, their momentum and the weights at the round's beginning, each read and
 written; on the host the global weight is read once more."""
-COPIED: Annotated[float, counted("six numbers of float32")] = 24.0
+COPIED: Annotated[float, derived("six numbers of float32")] = 24.0
 """Bytes between device and host for a weight in an exchange: the global weight read three times, the momentum once, and
 both written."""
 
-MOST_HIDDEN: Annotated[float, counted("12.7 to 17.8 ms in compiled steps of 377 to 492 ms")] = 0.012
+MOST_HIDDEN: Annotated[float, derived("12.7 to 17.8 ms in compiled steps of 377 to 492 ms")] = 0.012
 """Seconds of a message beside a step that are hidden at most. XLA:GPU starts the message so late that it hides 30 ms by
 XLA's own estimate, in which loops count as nothing."""
 

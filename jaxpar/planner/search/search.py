@@ -171,9 +171,9 @@ class Search:
         known = [one for one in plans if mechanisms.isdisjoint(never_measured(one.candidate.layout))]
         if is_cpu(self.cluster) or known[:1] == plans[:1]:
             return plans
-        own = known[0] if known and known[0].candidate.seconds <= NEAR * plans[0].candidate.seconds else None
-        own = self.avoiding(mechanisms).first() if own is None else own
-        return plans if own is None else [own, *(one for one in plans if one.candidate.key != own.candidate.key)]
+        near = known and known[0].candidate.seconds <= NEAR * plans[0].candidate.seconds
+        first = known[0] if near else self.avoiding(mechanisms).first()
+        return plans if first is None else [first, *(one for one in plans if one.candidate.key != first.candidate.key)]
 
     def avoiding(self, mechanisms: frozenset[str]) -> Search:
         """The same search without some mechanisms."""

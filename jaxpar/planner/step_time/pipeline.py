@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from jaxpar.cost.layout import Layout
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.schedules.registry import SCHEDULES, make_schedule
 from jaxpar.pipeline.transfers import receiver
@@ -83,7 +83,7 @@ class Ticks(NamedTuple):
         return Ticks(tuple((tick, n) for tick, n in made.items() if n), self.splits_backward)
 
 
-TICKS = counted("ticks of schedules, which grow by equally many: tests/planner/step_time/test_ticks.py")
+TICKS = derived("ticks of schedules, which grow by equally many: tests/planner/step_time/test_ticks.py")
 FEW: Annotated[int, TICKS] = 4
 """Ranks of the first of two pipelines: at equal microbatches per rank, each further rank adds equally many ticks of
 each composition."""

@@ -13,7 +13,7 @@ from jaxpar.config.reading.options import matrix_dtype
 from jaxpar.config.schema import Config, LoraConfig, OptimizerConfig
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.operations import Device
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.layers.adapters import factors_of
 from jaxpar.layers.declaration.adaptation import OFF
 from jaxpar.layers.declaration.part import Layer
@@ -22,14 +22,14 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.optimizer import rule_of
 from jaxpar.optim.rule import RuleRequest
 
-ALWAYS: Annotated[float, counted("passes of the update, below")] = 20.0
+ALWAYS: Annotated[float, derived("passes of the update, below")] = 20.0
 """Bytes per parameter of every rule: gradient and weight read in float32 (8), the weight written (4), the gradient read
 once more for its norm (4), the weight written in 16 bits and read for it (4)."""
-MOMENTS: Annotated[float, counted("two of float32")] = 8.0
+MOMENTS: Annotated[float, derived("two of float32")] = 8.0
 """Bytes per parameter of AdamW's two moments in float32."""
-EMA: Annotated[float, counted("float32 read and written")] = 8.0
+EMA: Annotated[float, derived("float32 read and written")] = 8.0
 """Bytes per parameter of a moving average of the weights."""
-MASTER: Annotated[float, counted("float32")] = 4.0
+MASTER: Annotated[float, derived("float32")] = 4.0
 """Bytes of a float32 master weight."""
 
 

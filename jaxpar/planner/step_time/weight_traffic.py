@@ -7,16 +7,16 @@ from typing import Annotated
 
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layout import Layout
-from jaxpar.hardware.sources import counted
+from jaxpar.hardware.sources import derived
 from jaxpar.layout.choices.pipeline import holds
 from jaxpar.mesh.quantized.transport import Transport, hpz_ranks
 from jaxpar.pipeline.schedules.registry import SCHEDULES
 from jaxpar.planner.step_time.common import Common
 
-SLICED: Annotated[float, counted("16 bits, read and written")] = 4.0
+SLICED: Annotated[float, derived("16 bits, read and written")] = 4.0
 """Bytes that a pipeline's program moves in a tick for each number of a chunk's weights, where all of a rank's chunks
 lie whole on the device: a weight is copied out of the stack of chunks, forward and again backward."""
-SLICED_GRADIENT: Annotated[float, counted("float32 copied out, added to, copied in")] = 20.0
+SLICED_GRADIENT: Annotated[float, derived("float32 copied out, added to, copied in")] = 20.0
 """The same of its accumulator. Of the compiled programs of 405B (pipe 16, four chunks) and 175B (pipe 16, three) both
 are all but a tenth and a quarter of the memory traffic, of which XLA's own recomputation is the rest."""
 
