@@ -26,7 +26,7 @@ LIMITS = {
     "held": 50,
     "place": 229,
     "number": 575,
-    "seen": 115,
+    "seen": 111,
     "filed": 7,
     "away": 5,
     "sink": 0,
