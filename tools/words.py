@@ -29,7 +29,7 @@ LIMITS = {
     "held": 50,
     "place": 178,
     "number": 436,
-    "seen": 115,
+    "seen": 111,
     "filed": 7,
     "away": 5,
     "sink": 0,

@@ -154,7 +154,7 @@ class _Forward:
             out=tiled((CONSUMERS, ROWS, value_width), dtype) if separate_output else None,
             lse=plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
             scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
-            turn=plgpu.Barrier(**{"num_barriers" if self.overlapped else "num_arrivals": CONSUMERS}),
+            turn=plgpu.Barrier(num_barriers=CONSUMERS) if self.overlapped else plgpu.Barrier(num_arrivals=CONSUMERS),
         )
 
     def __call__(self, q: Any, k: Any, v: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory) -> None:
