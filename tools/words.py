@@ -27,7 +27,7 @@ LIMITS = {
     "place": 229,
     "number": 575,
     "seen": 115,
-    "filed": 7,
+    "filed": 2,
     "away": 5,
     "sink": 0,
     "verb": 0,
