@@ -30,7 +30,7 @@ LIMITS = {
     "place": 178,
     "number": 436,
     "seen": 111,
-    "filed": 7,
+    "filed": 2,
     "away": 5,
     "sink": 0,
     "verb": 0,

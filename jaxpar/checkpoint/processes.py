@@ -42,7 +42,7 @@ _current = next(_epoch)
 """Answers of process 0 are filed under the number of gatherings before them: the next one makes them old."""
 MOST_FILED = 32 * 2**20
 """Characters of answers after which there is a gathering, so that they are deleted."""
-_filed = 0
+_stored = 0
 
 
 def is_first() -> bool:
@@ -61,7 +61,7 @@ def gather(text: str, *, meeting: str | None = None, timeout_s: float = PATIENCE
     Raises:
         TimeoutError: a process has given none in that time.
     """
-    global _current, _filed
+    global _current, _stored
     if jax.process_count() == 1:
         return [text]
     client = _client()
@@ -77,7 +77,7 @@ def gather(text: str, *, meeting: str | None = None, timeout_s: float = PATIENCE
         traffic.add(key)
     old = f"jaxpar/answers/{_current}/"
     if meeting is None:
-        _current, _filed = next(_epoch), 0
+        _current, _stored = next(_epoch), 0
     if not is_first():
         return None
     if meeting is None:  # every process has read them: it is past the barrier
@@ -128,17 +128,17 @@ def from_first[T](work: Callable[[], T], *, meeting: str | None = None) -> T:
         return work()
     if meeting is not None:
         return _from_first_at(meeting, work)
-    if _filed > MOST_FILED:  # all processes have counted the same
+    if _stored > MOST_FILED:  # all processes have counted the same
         gather("")
     key = f"jaxpar/answers/{_current}/{next(_answers)}"
-    return _answer(key, work, filed=True)
+    return _answer(key, work, until_gathering=True)
 
 
 def _from_first_at[T](meeting: str, work: Callable[[], T]) -> T:
     """`from_first` on any thread; all processes have read the answer when it returns."""
     key = f"jaxpar/told/{meeting}"
     try:
-        return _answer(key, work, filed=False)
+        return _answer(key, work, until_gathering=False)
     finally:
         gather("", meeting=f"{meeting} was told")
         if is_first():
@@ -146,26 +146,24 @@ def _from_first_at[T](meeting: str, work: Callable[[], T]) -> T:
             traffic.add(key)
 
 
-def _answer[T](key: str, work: Callable[[], T], *, filed: bool) -> T:
-    """The result of `work` on process 0, by way of `key`; whether it is `filed` until the next gathering."""
-    global _filed
+def _answer[T](key: str, work: Callable[[], T], *, until_gathering: bool) -> T:
+    """The result of `work` on process 0, by way of `key`; whether it stays there `until_gathering`."""
     if is_first():
-        return _tell(key, work, filed=filed)
+        return _tell(key, work, until_gathering=until_gathering)
     try:
         text = _client().blocking_key_value_get(key, PATIENCE_S * 1000)
     except jax.errors.JaxRuntimeError as error:
         raise TimeoutError(_why(error, f"process 0 has not answered for {PATIENCE_S} seconds")) from error
     traffic.add(key, text)
-    _filed += len(text) if filed else 0
+    _count(text if until_gathering else "")
     first = json.loads(text)
     if "error" in first:
         raise CheckpointError(first["error"])
     return first["value"]
 
 
-def _tell[T](key: str, work: Callable[[], T], *, filed: bool) -> T:
+def _tell[T](key: str, work: Callable[[], T], *, until_gathering: bool) -> T:
     """On process 0: the result of `work`, once it is under `key` for the others."""
-    global _filed
     text = json.dumps({"error": "process 0 was interrupted"})
     try:
         value = work()
@@ -176,8 +174,14 @@ def _tell[T](key: str, work: Callable[[], T], *, filed: bool) -> T:
     finally:
         _client().key_value_set(key, text)
         traffic.add(key, text)
-        _filed += len(text) if filed else 0
+        _count(text if until_gathering else "")
     return json.loads(text)["value"]
+
+
+def _count(text: str) -> None:
+    """Count the characters of an answer that stays with the service."""
+    global _stored
+    _stored += len(text)
 
 
 def judged[T](text: str, judge: Callable[[list[str]], T]) -> T:

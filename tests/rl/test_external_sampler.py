@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config.mappings.sampler import SamplerConfig
+from jaxpar.observe.writers.jsonl import read_metrics
 from jaxpar.rl.run import RolloutRun
 from jaxpar.rl.sampling import served
 from jaxpar.rl.sampling.sampler import CurrentScores
@@ -28,7 +29,8 @@ from jaxpar.training.run.trainer import Trainer
 from tests.rl.runs import config_of
 from tests.rl.vllm_server import FakeVLLM, serving
 from tests.sentences import refused
-from tests.training.runs import folder_of
+from tests.training.damage.test_kill import PATIENCE_S, finish
+from tests.training.runs import MESH, folder_of, losses, start, write_config
 
 pytestmark = pytest.mark.long
 
@@ -156,3 +158,26 @@ def test_a_run_goes_on_with_a_sampler_that_was_killed(tmp_path: Path, monkeypatc
                 thread.join()
                 again[0].__exit__(None, None, None)
     assert len(sent) == 3, "a version a step"
+
+
+def test_a_run_that_is_killed_while_its_server_waits_goes_on(tmp_path: Path):
+    """kill -9 after `/pause` and the weights of the third version, before `/resume`: the same command continues."""
+    first = config_of(tmp_path / "first", 1, data={"batch_size": 16})
+    Trainer(first, devices=jax.devices()[:1]).fit([])
+    (tmp_path / "key").write_text("sk-sampler")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asked = SamplerConfig(
+        url=f"http://127.0.0.1:{port}", folder=str(tmp_path / "shared"), key_file=str(tmp_path / "key")
+    )
+    config = config_of(tmp_path, 4, parallel=MESH, rl={"sampler": asked}, checkpoint={"every": 1})
+    file = write_config(config, tmp_path / "run.yaml")
+    with serve(folder_of(first), port, tmp_path):
+        killed = start(file, program="tests.rl.killed_in_update", environment={"UPDATE": "2"})
+        _, errors = killed.communicate(timeout=PATIENCE_S)
+        assert killed.returncode == -signal.SIGKILL, errors
+        assert [*losses(config)] == [1, 2]
+        assert "Continuing with step " in finish(file)  # 2 where the checkpoint of step 2 was not finished
+    assert [*losses(config)] == [1, 2, 3, 4]
+    records = read_metrics(folder_of(config) / "metrics.jsonl")
+    assert all(one["metrics"]["mismatch_kl"] < 1e-6 for one in records), "the server has the weights of the step"

@@ -186,11 +186,20 @@ def test_weights_that_are_not_trained_are_moved_to_the_sampler_once(tmp_path: Pa
     begin._run.rewarder.close()
 
 
+KILLED: dict[str, dict[str, Any]] = {
+    "in turns": {"rl": {"mode": "async", "staleness": 2, "epochs": 2}, "parallel": MESH},
+    "apart": {
+        "rl": {"mode": "one_step_off", "epochs": 2, "sampler": SamplerConfig(devices=4)},
+        "parallel": {"fsdp": 4},
+    },
+}
+
+
 @pytest.mark.long
-def test_a_killed_run_ahead_goes_on_with_the_answers_of_its_checkpoint(tmp_path: Path):
+@pytest.mark.parametrize("case", KILLED)
+def test_a_killed_run_ahead_goes_on_with_the_answers_of_its_checkpoint(tmp_path: Path, case: str):
     """Within a batch of answers: the same command makes the run that was never killed."""
-    rl = {"mode": "async", "staleness": 2, "epochs": 2}
-    of = lambda name: config_of(tmp_path / name, 12, rl=rl, parallel=MESH, checkpoint={"every": 3})
+    of = lambda name: config_of(tmp_path / name, 12, checkpoint={"every": 3}, **KILLED[case])
     killed, never = of("killed"), of("never")
     file = write_config(killed, tmp_path / "killed.yaml")
     assert killed_after(killed, file, lines=7, delay_s=0.0)

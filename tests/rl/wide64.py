@@ -21,7 +21,9 @@ def widen(devices: int) -> None:
     lax.dynamic_slice = lambda x, start, sizes: cut(x, narrow(start), sizes)
     lax.dynamic_update_slice = lambda x, new, start: put(x, new, narrow(start))
     from jaxpar.layout import make_plan
+    from pallas_kernels.grouped_matmul import api
 
+    api._DTYPES = (*api._DTYPES, "float64")
     wide: Any = ["float64"] * 5
     make_plan._dtypes = lambda config, device: make_plan.Dtypes(*wide)
 

@@ -79,7 +79,7 @@ class Rewarder:
         return totals
 
     def _values(self, name: str, groups: Sequence[Group]) -> list[list[float | None] | WorkerError]:
-        """What a function returns for each group, or how it failed. Groups are asked in order, several of them at the
+        """The rewards of a function for each group, or how it failed. Groups are asked in order, several of them at the
         same time where one after another is slow: a function that asks a judge waits for most of its time."""
         processes, (first, *others), began = self.processes[name], groups, time.monotonic()
         values = [_asked(processes[0], first)]
@@ -112,7 +112,7 @@ def _asked_of(idle: SimpleQueue[RewardProcess], group: Group) -> list[float | No
 
 
 def _asked(process: RewardProcess, group: Group) -> list[float | None] | WorkerError:
-    """What a function returns for a group, or how it failed."""
+    """The rewards of a function for a group, or how it failed."""
     records, texts = group
     columns = {key: [one[key] for one in records] for key in records[0] if key != "prompt"}
     try:

@@ -79,8 +79,9 @@ def between_meshes(array: jax.Array, where: NamedSharding) -> jax.Array:
 
     The devices of a process gather the array, each a part of it where they divide one of its sizes.
     """
-    assert isinstance(array.sharding, NamedSharding), "weights are on a mesh"
-    devices = array.sharding.mesh.devices.reshape(jax.process_count(), -1)
+    source = array.sharding
+    assert isinstance(source, NamedSharding) and isinstance(source.mesh, Mesh), "weights are on a mesh"
+    devices = source.mesh.devices.reshape(jax.process_count(), -1)
     sizes = [at for at, size in enumerate(array.shape) if size % devices.shape[1] == 0]
     spec = PartitionSpec(*[None] * sizes[0], LOCAL) if sizes else PartitionSpec()
     gathered = _resharded(NamedSharding(Mesh(devices, ("process", LOCAL)), spec))(array)
