@@ -10,6 +10,7 @@ from jaxpar.config.schema import Config, DataConfig
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.declared import hidden_names
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.host_points import cheapest_with_host, host_points
 from jaxpar.memory.pareto import NO_LIMIT, NothingFits, cheapest, layer_frontier, point_of
@@ -36,13 +37,13 @@ def with_host(costs: LayerCosts, device: int, host: int) -> list[tuple[int, dict
 
 @pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b", "gpt3-175b"])
 def test_few_points_are_nearly_as_fast_as_all(model: str):
-    """Within 2% of the time of the layers, and with most of what the host gains."""
+    """Within 2% of the time of the layers, and with most of what the host gains, where a fifth of all may be there."""
     costs = costs_of(model)
     every = layer_frontier(costs)
     assert len(host_points(costs)) < min(50, len(every))
     kept = LAYERS * sum(costs.sizes.values())
     step = LAYERS * (costs.forward_seconds + costs.backward_seconds)
-    for device, host in ((0.1, 0.3), (0.3, 0.2)):
+    for device, host in ((0.1, 0.05), (0.3, 0.2)):
         budgets = int(device * kept), int(host * kept)
         best, alone = (
             lost(costs, cheapest(costs, LAYERS, *budgets, every)),
@@ -90,13 +91,13 @@ def test_outputs_of_attention_stay_on_the_device():
     assert {one["query"] for one in named} == {"save", "recompute", "offload"}
 
 
-def test_a_feed_forward_keeps_all_or_none_of_the_outputs_of_its_first_matmuls():
-    """Where it keeps none it runs in tiles, which offload nothing inside (`layout.choices.tiles`)."""
+def test_what_is_inside_a_feed_forward_stays_on_the_device():
+    """Where it recomputes its first matmuls it is in tiles, which offload nothing (`layout.choices.tiles`)."""
     costs = costs_of("llama3-70b")
-    for one in host_points(costs):
-        named = one.named(costs)
-        assert (named["mlp_gate"] == "recompute") == (named["mlp_up"] == "recompute")
-        assert named["mlp_gate"] != "recompute" or named["mlp_hidden"] == "recompute"
+    named = [one.named(costs) for one in host_points(costs)]
+    for name in hidden_names() & {*costs.sizes}:
+        assert {one[name] for one in named} <= {"save", "recompute"}
+    assert {one["attention_residual"] for one in named} == {"save", "recompute", "offload"}
 
 
 def test_copies_that_are_waited_for_cost_their_share():

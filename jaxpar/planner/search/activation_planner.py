@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, floor
@@ -21,7 +22,7 @@ from jaxpar.memory.fraction import saved_bytes
 from jaxpar.memory.host_points import cheapest_with_host, host_points
 from jaxpar.memory.pareto import NO_LIMIT, NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
-from jaxpar.memory.remat import LAYER_INPUT, joined, runs_by_kind
+from jaxpar.memory.remat import Treatment, joined, runs_by_kind
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.search.kernels import Kernels
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
@@ -31,6 +32,9 @@ SHARES = 20
 """Parts in which the share of activations on the host is searched."""
 IN_TIME = ("none", "gemm_last", "selective", "full")
 """Presets, roughly by rising time."""
+
+type Treated = list[tuple[int, dict[str, Treatment]]]
+"""Runs of layers: (how many, treatment by name)."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,7 @@ class ActivationPlanner(Kernels):
             elif self.may_offload and preset != "full":
                 yield from self._with_host(preset)
         if self.fixed_remat is None:
-            yield from self._mixture()
-            yield from self._mixture_with_host()
+            yield from self._mixtures()
 
     def least(self) -> MemoryEstimate:
         """The least memory: everything recomputed, and nothing more on the host."""
@@ -79,9 +82,6 @@ class ActivationPlanner(Kernels):
                 share = floor(SHARES * self._hidden(preset)) / SHARES
                 if share and preset != "full":
                     yield self.memory(preset, share).device
-        if self._maps_to_host:
-            inputs = LayerRun(len(self.kinds), of_all_names({LAYER_INPUT: "offload"}, self._names))
-            yield self.memory(self._as_map((inputs,))).device
 
     def memory(self, remat: Remat, share: float = 0.0) -> MemoryEstimate:
         """The memory of this choice where layers keep so much, with that share of it on the host."""
@@ -179,41 +179,34 @@ class ActivationPlanner(Kernels):
         key = "frontier", *costs.sizes.items(), *costs.recomputations
         return self.known.of(key, lambda: layer_frontier(costs, offload=False))
 
-    def _mixture(self) -> Iterator[Kept]:
-        """The cheapest maps that fill what there is: one or two for layers that are alike, else one for each kind."""
+    def _mixtures(self) -> Iterator[Kept]:
+        """The cheapest maps that fill what there is: one or two for layers that are alike, else one for each kind;
+        without activations on the host, and with some."""
+        for runs in (*self._on_device(), *self._with_host_maps()):
+            remat = self._as_map(joined(LayerRun(layers, of_all_names(each, self._names)) for layers, each in runs))
+            memory = self.memory(remat)
+            if memory.device <= self.limit:
+                yield self._with_state(Kept(self.layout(remat), memory))
+
+    def _on_device(self) -> Iterator[Treated]:
+        """The cheapest map without activations on the host."""
         least = self.least()
         room = self.limit - (least.device - least.saved_activations)
         units, frontiers = self.slots.stash, {kind: self._frontier(costs) for kind, costs in self.costs.items()}
-        try:
-            found = cheapest_of_kinds(self.costs, self.kinds, room // units, points=frontiers)
-        except NothingFits:
-            return
-        yield from self._of_runs(joined(LayerRun(layers, of_all_names(own, self._names)) for layers, own in found))
+        with suppress(NothingFits):
+            yield cheapest_of_kinds(self.costs, self.kinds, room // units, points=frontiers)
 
-    def _mixture_with_host(self) -> Iterator[Kept]:
-        """The cheapest maps with activations on the host."""
-        if not self._maps_to_host:
+    def _with_host_maps(self) -> Iterator[Treated]:
+        """The cheapest map with activations on the host."""
+        least, units = self.least(), self.slots.stash
+        if not self._maps_to_host or (self.host_limit is not None and self.host_limit < least.host):
             return
-        least, units = self.memory("full"), self.slots.stash
         room = self.limit - (least.device - least.saved_activations)
-        if self.host_limit is not None and self.host_limit < least.host:
-            return
         host = NO_LIMIT if self.host_limit is None else (self.host_limit - least.host) // units
-        costs = {kind: replace(own, waited=HOST) for kind, own in self.costs.items()}
-        points = {kind: self._host_points(own) for kind, own in costs.items()}
-        budget = lambda most: (room - IN_TRANSIT * most) // units
-        try:
-            found = cheapest_with_host(costs, self.kinds, budget, host, points)
-        except NothingFits:
-            return
-        yield from self._of_runs(joined(LayerRun(layers, of_all_names(own, self._names)) for layers, own in found))
-
-    def _of_runs(self, runs: Runs) -> Iterator[Kept]:
-        """Layers that keep what `runs` state, if that fits."""
-        remat = self._as_map(runs)
-        memory = self.memory(remat)
-        if memory.device <= self.limit:
-            yield self._with_state(Kept(self.layout(remat), memory))
+        costs = {kind: replace(cost, waited=HOST) for kind, cost in self.costs.items()}
+        points = {kind: self._host_points(cost) for kind, cost in costs.items()}
+        with suppress(NothingFits):
+            yield cheapest_with_host(costs, self.kinds, lambda most: (room - IN_TRANSIT * most) // units, host, points)
 
     @property
     def _maps_to_host(self) -> bool:
