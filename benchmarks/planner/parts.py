@@ -130,21 +130,21 @@ def times_of(rows: Sequence[Row], timer: StepTimer) -> Times:
     parts: dict[str, list[Part]] = defaultdict(list)
     traces = dict[str, Trace]()
     starts = dict[str, tuple[Row, str]]()
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         found = parts[row.trace]
         if row.part == "kernels":
             products = tuple(map(_read_product, filter(None, row.detail.split("; "))))
             took = row.times * timer.work(products, row.flops, row.bytes)
-            found.append(Op(f"{row.kind} {place}", took, row.kind))
+            found.append(Op(f"{row.kind} {index}", took, row.kind))
         elif row.part == "repeat":
-            found.append(Repeat(f"{row.kind} {place}", traces[row.kind], row.times))
+            found.append(Repeat(f"{row.kind} {index}", traces[row.kind], row.times))
         elif row.part == "done":
             found.append(Done(row.kind))
         else:
             name, link, channel, ends, shares = row.detail.split("; ")
             starts[name] = row, shares
             found.append(Message(name, _seconds(timer, link, row.bytes), channel, ends == "waits", row.kind))
-        if place + 1 == len(rows) or rows[place + 1].trace != row.trace:
+        if index + 1 == len(rows) or rows[index + 1].trace != row.trace:
             traces[row.trace] = Trace(row.trace, tuple(found))
     clock = Clock(timer.model.overlap_slowdown, records=True)
     step = clock.run(traces[rows[-1].trace])
