@@ -167,8 +167,8 @@ def counts_of(rows: Sequence[Row]) -> dict[str, tuple[float, float, float]]:
         elif row.part != "done":
             times = row.times if row.part == "start" else row.times * runs[row.trace]
             flops = sum(_read_product(one).flops for one in row.detail.split("; ") if one and row.part == "kernels")
-            more = times, times * row.bytes, times * flops
-            found[row.kind] = tuple(map(sum, zip(found[row.kind], more, strict=True)))
+            before = found[row.kind]
+            found[row.kind] = before[0] + times, before[1] + times * row.bytes, before[2] + times * flops
     return dict(found)
 
 
@@ -184,8 +184,9 @@ def read_parts(file: Path = PARTS) -> dict[int, list[Row]]:
     found: dict[int, list[Row]] = defaultdict(list)
     with file.open(newline="") as stream:
         for row in csv.DictReader(line for line in stream if not line.startswith("#")):
-            numbers = (float(row[name] or 0) for name in ("times", "bytes", "flops"))
-            found[int(row["program"])].append(Row(row["trace"], row["part"], row["kind"], *numbers, row["detail"]))
+            times, moved, flops = (float(row[name] or 0) for name in ("times", "bytes", "flops"))
+            one = Row(row["trace"], row["part"], row["kind"], times, moved, flops, row["detail"])
+            found[int(row["program"])].append(one)
     return dict(found)
 
 

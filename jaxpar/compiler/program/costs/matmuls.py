@@ -119,7 +119,7 @@ def _product_of(op: Op, attention: str | None) -> Product | None:
 def _dot(op: Op) -> Product:
     sides = [[list(op.dims_of(f"{side}_{kind}_dims")) for kind in ("contracting", "batch")] for side in ("lhs", "rhs")]
     precisions = op.attributes.get("operand_precision", "").strip("{}").split(",")
-    return _product(op, _matmul(op, *sides), 1, op.attributes.get("algorithm", ""), precisions)
+    return _product(op, _matmul(op, sides[0], sides[1]), 1, op.attributes.get("algorithm", ""), precisions)
 
 
 def _gemm(op: Op) -> Product:
@@ -130,7 +130,7 @@ def _gemm(op: Op) -> Product:
         for side in ("lhs", "rhs")
     ]
     asked = precision.get("algorithm", ""), precision.get("operand_precision", [])
-    return _product(op, _matmul(op, *sides, adds=bool(config.get("beta", 0))), 1, *asked)
+    return _product(op, _matmul(op, sides[0], sides[1], adds=bool(config.get("beta", 0))), 1, *asked)
 
 
 def _matmul(op: Op, left: Sequence[Sequence[int]], right: Sequence[Sequence[int]], adds: bool = False) -> Matmul:
