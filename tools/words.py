@@ -20,7 +20,7 @@ LIMITS = {
     "own": 211,
     "found": 124,
     "given": 43,
-    "counts": 117,
+    "counts": 114,
     "whole": 142,
     "kept": 91,
     "ends": 116,

@@ -130,21 +130,21 @@ def times_of(rows: Sequence[Row], timer: StepTimer) -> Times:
     parts: dict[str, list[Part]] = defaultdict(list)
     traces = dict[str, Trace]()
     starts = dict[str, tuple[Row, str]]()
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         found = parts[row.trace]
         if row.part == "kernels":
             products = tuple(map(_read_product, filter(None, row.detail.split("; "))))
             took = row.times * timer.work(products, row.flops, row.bytes)
-            found.append(Op(f"{row.kind} {place}", took, row.kind))
+            found.append(Op(f"{row.kind} {index}", took, row.kind))
         elif row.part == "repeat":
-            found.append(Repeat(f"{row.kind} {place}", traces[row.kind], row.times))
+            found.append(Repeat(f"{row.kind} {index}", traces[row.kind], row.times))
         elif row.part == "done":
             found.append(Done(row.kind))
         else:
             name, link, channel, ends, shares = row.detail.split("; ")
             starts[name] = row, shares
             found.append(Message(name, _seconds(timer, link, row.bytes), channel, ends == "waits", row.kind))
-        if place + 1 == len(rows) or rows[place + 1].trace != row.trace:
+        if index + 1 == len(rows) or rows[index + 1].trace != row.trace:
             traces[row.trace] = Trace(row.trace, tuple(found))
     clock = Clock(timer.model.overlap_slowdown, records=True)
     step = clock.run(traces[rows[-1].trace])
@@ -167,8 +167,8 @@ def counts_of(rows: Sequence[Row]) -> dict[str, tuple[float, float, float]]:
         elif row.part != "done":
             times = row.times if row.part == "start" else row.times * runs[row.trace]
             flops = sum(_read_product(one).flops for one in row.detail.split("; ") if one and row.part == "kernels")
-            more = times, times * row.bytes, times * flops
-            found[row.kind] = tuple(map(sum, zip(found[row.kind], more, strict=True)))
+            before = found[row.kind]
+            found[row.kind] = before[0] + times, before[1] + times * row.bytes, before[2] + times * flops
     return dict(found)
 
 
@@ -184,8 +184,9 @@ def read_parts(file: Path = PARTS) -> dict[int, list[Row]]:
     found: dict[int, list[Row]] = defaultdict(list)
     with file.open(newline="") as stream:
         for row in csv.DictReader(line for line in stream if not line.startswith("#")):
-            numbers = (float(row[name] or 0) for name in ("times", "bytes", "flops"))
-            found[int(row["program"])].append(Row(row["trace"], row["part"], row["kind"], *numbers, row["detail"]))
+            times, moved, flops = (float(row[name] or 0) for name in ("times", "bytes", "flops"))
+            one = Row(row["trace"], row["part"], row["kind"], times, moved, flops, row["detail"])
+            found[int(row["program"])].append(one)
     return dict(found)
 
 

@@ -119,7 +119,7 @@ def _product_of(op: Op, attention: str | None) -> Product | None:
 def _dot(op: Op) -> Product:
     sides = [[list(op.dims_of(f"{side}_{kind}_dims")) for kind in ("contracting", "batch")] for side in ("lhs", "rhs")]
     precisions = op.attributes.get("operand_precision", "").strip("{}").split(",")
-    return _product(op, _matmul(op, *sides), 1, op.attributes.get("algorithm", ""), precisions)
+    return _product(op, _matmul(op, sides[0], sides[1]), 1, op.attributes.get("algorithm", ""), precisions)
 
 
 def _gemm(op: Op) -> Product:
@@ -130,15 +130,15 @@ def _gemm(op: Op) -> Product:
         for side in ("lhs", "rhs")
     ]
     asked = precision.get("algorithm", ""), precision.get("operand_precision", [])
-    return _product(op, _matmul(op, *sides, adds=bool(config.get("beta", 0))), 1, *asked)
+    return _product(op, _matmul(op, sides[0], sides[1], adds=bool(config.get("beta", 0))), 1, *asked)
 
 
 def _matmul(op: Op, left: Sequence[Sequence[int]], right: Sequence[Sequence[int]], adds: bool = False) -> Matmul:
     """The shape of a product of two arrays, by the dims of each that are contracted and of the batch."""
     sizes = _array(op, 0).dims
     rest = [
-        prod(size for dim, size in enumerate(_array(op, place).dims) if all(dim not in dims for dims in side))
-        for place, side in enumerate((left, right))
+        prod(size for dim, size in enumerate(_array(op, operand).dims) if all(dim not in dims for dims in side))
+        for operand, side in enumerate((left, right))
     ]
     contracted, batch = (prod(sizes[dim] for dim in dims) for dims in left)
     return Matmul(rest[0], rest[1], contracted, batch, _out_bytes(op, adds))
@@ -152,13 +152,13 @@ def _attention(op: Op) -> Product:
     """cuDNN's attention: two products forward; backward five, of which one repeats the scores."""
     config = _section(op, "cudnn_fmha_backend_config")
     batch, heads, queries, keys = (int(size) for size in config["intermediate_tensor_shape"]["dimensions"])
-    seen = _seen_pairs(op, config, queries, keys)
-    pairs, backward = batch * heads * seen, "Backward" in op.target
+    per_head = _seen_pairs(op, config, queries, keys)
+    pairs, backward = batch * heads * per_head, "Backward" in op.target
     query, value = _array(op, 0), _array(op, 2)
     of_scores, of_values = 2.0 * pairs * query.dims[-1], 2.0 * pairs * value.dims[-1]
     kind = "float8" if query.dtype.startswith("f8") else arithmetic(op, query, query, "", [])
     widths = query.dims[-1], value.dims[-1]
-    shape = Attention("cudnn", batch, heads, queries, seen / queries, *widths, float(backward))
+    shape = Attention("cudnn", batch, heads, queries, per_head / queries, *widths, float(backward))
     if backward:
         return Product(3 * of_scores + 2 * of_values, of_scores, kind, shape)
     flops = of_scores + of_values
@@ -169,19 +169,19 @@ def _attention_kernel(op: Op, work: Work, attention: str | None) -> Product:
     """Our attention, of arrays [batch, tokens, heads, width]."""
     query, key, value = (_array(op, place) for place in range(3))
     batch, queries, heads, width = query.dims
-    seen, split = work.pairs(queries, key.dims[1]), work.repeated and not {"dq", "dk"} <= {*work.products}
+    per_head, split = work.pairs(queries, key.dims[1]), work.repeated and not {"dq", "dk"} <= {*work.products}
     kernels = attention or ("triton" if "triton" in op.target else SPLIT_MOSAIC if split else "mosaic")
     value_width = width if attention == "cudnn" else value.dims[-1]
-    flops_of = lambda names: {name: work.flops(name, batch * heads * seen, width, value_width) for name in names}
-    each, whole = flops_of(work.products), sum(flops_of(BACKWARD).values())
+    flops_of = lambda names: {name: work.flops(name, batch * heads * per_head, width, value_width) for name in names}
+    each, backward = flops_of(work.products), sum(flops_of(BACKWARD).values())
     if split and attention == "cudnn":  # only one of two launches counts the repeated products
         each = {name: each[name] for name in work.products if "dq" in work.products or name not in work.repeated}
     elif split:
-        whole += sum(flops_of(("scores", "slopes")).values())
+        backward += sum(flops_of(("scores", "slopes")).values())
     flops = sum(each.values())
     again = flops if recomputed(op.op_name) else sum(each.get(name, 0.0) for name in work.repeated)
-    part = flops / whole if work.repeated else 0.0
-    shape = Attention(kernels, batch, heads, queries, seen / queries, width, value.dims[-1], part)
+    part = flops / backward if work.repeated else 0.0
+    shape = Attention(kernels, batch, heads, queries, per_head / queries, width, value.dims[-1], part)
     return Product(flops, again, arithmetic(op, query, key, "", []), shape)
 
 
