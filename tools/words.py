@@ -48,7 +48,7 @@ LIMITS = {
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""
 
 PAGE_WORDS = 1500
-"""Largest number of words in a page, as `wc -w` counts; `LONG_PAGES` have the exceptions."""
+"""Largest number of words in a page, as `wc -w` counts."""
 GENERATED = {"docs/configuration.md", "docs/commands.md", "docs/families.md"}
 DECISIONS = "docs/decisions.md"
 DECISION_COUNT, DECISION_LINES = 40, 15
