@@ -96,7 +96,7 @@ def test_a_test_that_passed_alone_before_fails_the_run(tmp_path: Path, part: str
 
 def test_all_tests_that_failed_beside_one_of_the_ledger_are_noted(tmp_path: Path):
     done = ci(tmp_path, "test", alone="passes", failed=3, ledger="2026-11-01 test_0\n2026-11-01 test_1\n")
-    assert done.returncode != 0 and [name in done.stderr for name in ("test_0", "test_1", "test_2")] == [True, True, False]
+    assert done.returncode != 0 and re.findall(r"test_\d", done.stderr) == ["test_0", "test_1"]
     assert (tmp_path / LEDGER).read_text().endswith(" test_2\n")
 
 

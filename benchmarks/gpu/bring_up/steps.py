@@ -55,9 +55,7 @@ def _climb(kernel: Kernel, rung: str, processors: int | None = None) -> Callable
     return run
 
 
-def _launch(
-    kernel: Kernel, launches: int = LAUNCHES, processors: int | None = None
-) -> Callable[[Journal], bool]:
+def _launch(kernel: Kernel, launches: int = LAUNCHES, processors: int | None = None) -> Callable[[Journal], bool]:
     """Thousands of launches of one case of each sort: a race that is rare shows as other bits."""
 
     def run(journal: Journal) -> bool:

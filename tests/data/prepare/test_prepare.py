@@ -196,7 +196,9 @@ def test_equal_documents_are_in_one_split_and_the_share_is_what_was_asked(tmp_pa
     assert set(validation) < set(more), "a larger share takes the same ones and more"
 
 
-@pytest.mark.parametrize(("cuts", "key"), [({}, "it has no place"), ({"spaces": False, "lines": False}, "its tokenizer")])
+@pytest.mark.parametrize(
+    ("cuts", "key"), [({}, "it has no place"), ({"spaces": False, "lines": False}, "its tokenizer")]
+)
 def test_a_document_that_cannot_be_cut_is_broken_and_named(tmp_path, monkeypatch, cuts: dict[str, bool], key: str):
     sizes = {"longest": 40, "largest": 90}
     monkeypatch.setattr(encoders, "find_cuts", lambda own: pieces.find_cuts(own)._replace(**sizes, **cuts))
