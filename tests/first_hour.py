@@ -12,7 +12,7 @@ A page marks what can be run with a comment, which readers do not see:
     <!-- prints -->         the next block is what the last command printed
     <!-- given: ... -->     a command that readers do not see, for what the page takes as there
 
-Of a block that is printed, the first word of each line has to be in the output.
+Of a block that is printed, the first word of each line has to be in the output, and a line without words whole.
 """
 
 import argparse
@@ -130,10 +130,16 @@ def _command(line: str, arguments: str | None) -> str:
 
 
 def missing(expected: str, printed: str) -> list[str]:
-    """The first words of a page's lines that a command did not print; numbers with their units are no words."""
-    first = [found[0] for line in expected.splitlines() if (found := re.findall(WORD, line))]
-    output = set(re.findall(WORD, printed))
-    return [word for word in first if word not in output]
+    """The first words of a page's lines, and its lines without words, that a command did not print.
+
+    Numbers with their units are no words. Lines of dots or bars are not compared. Raises `ValueError` where all are.
+    """
+    lines = [" ".join(line.split()) for line in expected.splitlines() if re.search(r"\w", line)]
+    if expected and not lines:
+        raise ValueError(f"nothing to compare in what is printed: {expected!r}")
+    output = {*re.findall(WORD, printed), *(" ".join(line.split()) for line in printed.splitlines())}
+    wanted = [next(iter(re.findall(WORD, line)), line) for line in lines]
+    return [each for each in wanted if each not in output]
 
 
 def clone(folder: Path) -> Path:

@@ -67,6 +67,13 @@ def test_the_first_words_of_lines_are_looked_for():
     assert missing("step 1\nloss 2\ngrad_norm 3\nsteps", printed) == ["grad_norm", "steps"]
 
 
+def test_lines_without_words_are_compared_whole():
+    assert missing("0F0,0F1\n    1f1b  1 2%\n...", "0F0,0F1\n1f1b 1   2%\n") == []
+    assert missing("0F0,0F1\n1F0,1B0", "0F0,0F1,0B0\n1F0,1B0\n") == ["0F0,0F1"]
+    with pytest.raises(ValueError, match=r"\.\.\."):
+        missing("\u2500\u2500\n...", "anything")
+
+
 def test_a_page_that_does_not_hold_is_reported(tmp_path: Path):
     page = "<!-- run -->\n\n    echo one 1\n    echo two\n    exit 3\n\n<!-- prints -->\n\n    nothing\n"
     (tmp_path / "x.md").write_text(page.replace("    exit 3\n", ""))

@@ -17,8 +17,8 @@ FOLDERS = ("jaxpar", "pallas_kernels")
 FIRST_WORDS = "docstrings that begin with Of, Those, That of, What or Which"
 FRAGMENTS = "docstrings that begin with How, Where, By, For, From, In, As, With, Like or Why"
 LIMITS = {
-    "own": 211,
-    "found": 124,
+    "own": 209,
+    "found": 117,
     "given": 43,
     "counts": 114,
     "whole": 142,
@@ -29,7 +29,7 @@ LIMITS = {
     "held": 50,
     "place": 178,
     "number": 436,
-    "seen": 111,
+    "seen": 109,
     "filed": 2,
     "away": 5,
     "sink": 0,
@@ -39,36 +39,19 @@ LIMITS = {
     "lookout": 0,
     "residency": 30,
     "wire": 61,
-    "counted": 107,
+    "counted": 98,
     "heldout": 0,
     "secondary": 0,
     FIRST_WORDS: 0,
-    FRAGMENTS: 404,
+    FRAGMENTS: 402,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""
 
 PAGE_WORDS = 1500
-"""Largest number of words in a page, as `wc -w` counts; `LONG_PAGES` have the exceptions."""
-LONG_PAGES = {
-    "README.md": 1642,
-    "docs/architecture.md": 1646,
-    "docs/checkpoints.md": 1509,
-    "docs/clusters.md": 1512,
-    "docs/data.md": 1512,
-    "docs/extending.md": 1592,
-    "docs/islands.md": 1593,
-    "docs/memory-model.md": 1516,
-    "docs/models.md": 1540,
-    "docs/planner.md": 1556,
-    "docs/reinforcement.md": 1520,
-    "docs/weights.md": 1534,
-}
-"""Words of pages that are longer: these too may only become fewer."""
+"""Largest number of words in a page, as `wc -w` counts."""
 GENERATED = {"docs/configuration.md", "docs/commands.md", "docs/families.md"}
 DECISIONS = "docs/decisions.md"
 DECISION_COUNT, DECISION_LINES = 40, 15
-LONG_DECISIONS = 1
-"""Decisions with more lines."""
 FOLDER_FILES = 16
 """Largest number of Python files in a folder of `FOLDERS`, `__init__.py` apart."""
 LINES_OF = (*FOLDERS, "tests", "benchmarks", "tools")
@@ -125,15 +108,9 @@ def page_failures(root: pathlib.Path) -> list[str]:
         f"pages: {sum(lengths.values())} words in {len(lengths)}, generated ones apart; {len(long)} above {PAGE_WORDS}"
     )
     print(f"decisions: {len(decisions)}, of which {long_decisions} have more than {DECISION_LINES} lines")
-    failures = [
-        f"{name}: {lengths[name]} words, above the limit of {LONG_PAGES.get(name, PAGE_WORDS)}"
-        for name in long
-        if lengths[name] > LONG_PAGES.get(name, PAGE_WORDS)
-    ]
-    if len(decisions) > DECISION_COUNT or long_decisions > LONG_DECISIONS:
-        failures.append(
-            f"{DECISIONS}: at most {DECISION_COUNT} decisions, {LONG_DECISIONS} above {DECISION_LINES} lines"
-        )
+    failures = [f"{name}: {lengths[name]} words, above the limit of {PAGE_WORDS}" for name in long]
+    if len(decisions) > DECISION_COUNT or long_decisions:
+        failures.append(f"{DECISIONS}: at most {DECISION_COUNT} decisions, none above {DECISION_LINES} lines")
     return failures
 
 

@@ -95,7 +95,7 @@ class Repository:
         return next((file for file in (f"{path}.py", f"{path}/__init__.py") if file in self.files), None)
 
     def unresolved(self, dotted: str) -> str | None:
-        """Why a dotted name is neither a module nor a name in one; None if it is."""
+        """Why a dotted name is neither a module nor defined in one; None if it is."""
         if self.has(f"{dotted.replace('.', '/')}/") or self.module(dotted) or dotted.startswith(EXCEPTIONS):
             return None
         parts = dotted.split(".")
@@ -104,9 +104,20 @@ class Repository:
         length = next((n for n in range(len(parts), 0, -1) if self.module(".".join(parts[:n]))), 0)
         if not length:
             return f"there is no module {dotted}"
-        module, name = ".".join(parts[:length]), parts[length]
-        written = re.search(rf"\b{name}\b", self.read(self.module(module) or ""))
-        return None if written else f"{module} has no {name}"
+        module, (name, *attributes) = ".".join(parts[:length]), parts[length:]
+        text = self.read(self.module(module) or "")
+        if source := re.search(rf"^\s*from ((?:{PACKAGES})[\w.]*) import [^#\n]*\b(\w+) as {name}\b", text, re.M):
+            return self.unresolved(".".join([source[1], source[2], *attributes]))
+        if source := re.search(rf"^\s*from ((?:{PACKAGES})[\w.]*) import (?:\([^)]*|[^\n(]*)\b{name}\b", text, re.M):
+            return self.unresolved(".".join([source[1], name, *attributes]))
+        statement = rf"^(?:(?:async )?def|class|type|import|from .* import) .*\b{name}\b|^(?:\w+, )*{name}\b.*[:=]"
+        if not re.search(rf"{statement}|[\"']{name}[\"']", text, re.M):
+            return f"{module} has no {name}"
+        inside = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", text, re.M | re.S)
+        if attributes and inside and not re.search(rf"^class {name}\(", text, re.M):
+            own = rf"\bdef {attributes[0]}\b|\b{attributes[0]}(?:, \w+)* *[:=]"
+            return None if re.search(own, inside[0]) else f"{module}.{name} has no {attributes[0]}"
+        return None
 
 
 def problems(page: Page, repository: Repository) -> list[str]:

@@ -38,9 +38,9 @@ class Step:
     """Of compute-sanitizer, under which it runs."""
 
 
-def _climb(kernel: Kernel, rung: str) -> Callable[[Journal], bool]:
+def _climb(kernel: Kernel, rung: str, processors: int | None = None) -> Callable[[Journal], bool]:
     def run(journal: Journal) -> bool:
-        cases = kernel.cases(_processors(journal), journal.dry).get(rung, ())
+        cases = kernel.cases(processors or _processors(journal), journal.dry).get(rung, ())
         over = lambda case: journal.has("over", step=journal.part, case=kernel.label(case))
         for some in batched([case for case in cases if not over(case)], kernel.together):
             if journal.left < CASE_SECONDS + 3 * (len(some) - 1):
@@ -55,11 +55,11 @@ def _climb(kernel: Kernel, rung: str) -> Callable[[Journal], bool]:
     return run
 
 
-def _launch(kernel: Kernel, launches: int = LAUNCHES) -> Callable[[Journal], bool]:
+def _launch(kernel: Kernel, launches: int = LAUNCHES, processors: int | None = None) -> Callable[[Journal], bool]:
     """Thousands of launches of one case of each sort: a race that is rare shows as other bits."""
 
     def run(journal: Journal) -> bool:
-        rungs = kernel.cases(_processors(journal), journal.dry)
+        rungs = kernel.cases(processors or _processors(journal), journal.dry)
         rung = list(rungs)[min(2, len(rungs) - 1)]
         checked = [row for row in journal.earlier if row["part"] == f"{kernel.name}, {rung}"]
         refused = {row["case"] for row in checked if "refused" in row}
@@ -126,7 +126,7 @@ def _measure(measure: Callable[[Journal], None]) -> Callable[[Journal], bool]:
 
 
 def _processors(journal: Journal) -> int:
-    return 1 if journal.dry else getattr(jax.devices()[0], "core_count", 1)  # CPU devices have none
+    return 1 if journal.dry else jax.devices()[0].core_count
 
 
 def _climbs(kernels: Sequence[Kernel]) -> tuple[Step, ...]:

@@ -49,11 +49,12 @@ def test_where_jax_does_not_start_the_sentence_has_its_reason(monkeypatch, capsy
 
 
 def test_a_kernel_that_the_gpu_cannot_run_is_refused_and_neither_launched_nor_wrong():
-    climb, launch = (steps.step(f"attention/mosaic, {what}") for what in (RUNGS[2], "launches"))
-    climbed = Journal(climb.name, 100)
-    assert climb.run(climbed)
-    launched = Journal(launch.name, 100, earlier=climbed.rows)
-    assert launch.run(launched) and launched.rows == [] and trouble("attention/mosaic", climbed.rows) is None
+    mosaic = kernel("attention/mosaic")
+    climbed = Journal(f"{mosaic.name}, {RUNGS[2]}", 100)
+    assert steps._climb(mosaic, RUNGS[2], processors=1)(climbed)
+    launched = Journal(f"{mosaic.name}, launches", 100, earlier=climbed.rows)
+    assert steps._launch(mosaic, processors=1)(launched) and launched.rows == []
+    assert trouble("attention/mosaic", climbed.rows) is None
     [line] = (line for line in message(climbed.rows, H20, []).splitlines() if line.startswith("attention/mosaic "))
     assert "refused: it needs an NVIDIA GPU, and the platform is cpu" in line
     assert not run._all_over("attention/mosaic", climbed.rows), "nothing is recorded"
@@ -79,7 +80,7 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(tmp_p
             journal.add("check", kernel="k", case=case, passed=True)
 
     one = Kernel("k", ("k_",), lambda processors, dry: {RUNGS[0]: ["a", "b"]}, str, check, lambda case, dry: (None, ()))
-    climb = Step("k, one tile", steps._climb(one, RUNGS[0]), "k")
+    climb = Step("k, one tile", steps._climb(one, RUNGS[0], processors=1), "k")
     monkeypatch.setattr(run, "step", lambda name: climb)
     file = tmp_path / "journal.jsonl"
     with monkeypatch.context() as patch:
@@ -97,7 +98,7 @@ def test_cases_that_compile_side_by_side_are_begun_together():
     check = lambda journal, cases: checked.append(cases)
     one = Kernel("k", ("k_",), lambda *_: rungs, str, check, lambda *_: (None, ()), together=2)
     journal = Journal("p", 100, earlier=[{"part": "p", "kind": "over", "step": "p", "case": "b"}])
-    assert steps._climb(one, RUNGS[0])(journal)
+    assert steps._climb(one, RUNGS[0], processors=1)(journal)
     assert checked == [("a", "c"), ("d",)]
     assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == ["a, c", "d"]
 
@@ -109,7 +110,7 @@ def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary():
         repeat = lambda case, dry, launch=launch: (launch, ("out", "dq"))
         one = Kernel("k", ("k_",), lambda *_: {RUNGS[0]: ["a"]}, str, lambda *_: None, repeat, varies)
         journal = Journal("k, launches", 100)
-        steps._launch(one, launches=50)(journal)
+        steps._launch(one, launches=50, processors=1)(journal)
         row = journal.rows[-1]
         assert row["launches"] == 50 and row["passed"] == passed
         assert row["differed"] == ({} if passed else {"dq": 1})
@@ -124,12 +125,13 @@ def test_one_case_of_each_sort_is_launched_and_once():
     refused = {"part": "k, one tile", "kind": "check", "kernel": "k", "case": "128 b", "refused": "no room"}
     earlier = [refused, {"part": "k, launches", "kind": "launches", "kernel": "k", "case": "96 a"}]
     journal = Journal("k, launches", 100, earlier=earlier)
-    assert steps._launch(one, launches=40)(journal)
+    assert steps._launch(one, launches=40, processors=1)(journal)
     found = [(row["case"], row["launches"]) for row in journal.rows if row["kind"] == "launches"]
     assert found == [("64 b", 13), ("128 a", 13)]
     begun = [(row["kind"], row["what"]) for row in journal.rows if row["kind"] in ("begin", "compiling")]
     assert begun[:2] == [("compiling", "13 launches of 64 b"), ("begin", "13 launches of 64 b")]
-    assert not steps._launch(one)(Journal("k, launches", 1, earlier=earlier)), "time is up: another run goes on"
+    late = Journal("k, launches", 1, earlier=earlier)
+    assert not steps._launch(one, processors=1)(late), "time is up: another run goes on"
 
 
 def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(monkeypatch, capsys):

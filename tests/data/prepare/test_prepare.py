@@ -196,10 +196,14 @@ def test_equal_documents_are_in_one_split_and_the_share_is_what_was_asked(tmp_pa
     assert set(validation) < set(more), "a larger share takes the same ones and more"
 
 
-def test_a_document_that_cannot_be_cut_is_broken_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoders, "find_cuts", lambda own: pieces.find_cuts(own)._replace(longest=40, largest=90))
+@pytest.mark.parametrize(
+    ("cuts", "key"), [({}, "it has no place"), ({"spaces": False, "lines": False}, "its tokenizer")]
+)
+def test_a_document_that_cannot_be_cut_is_broken_and_named(tmp_path, monkeypatch, cuts: dict[str, bool], key: str):
+    sizes = {"longest": 40, "largest": 90}
+    monkeypatch.setattr(encoders, "find_cuts", lambda own: pieces.find_cuts(own)._replace(**sizes, **cuts))
     source = write_jsonl(tmp_path / "a.jsonl", ["b" * 90, "b" * 91, "short"])
-    with refused("1 document is broken", "a.jsonl:2", "91 characters", "it has no place", "--max-broken"):
+    with refused("1 document is broken", "a.jsonl:2", "91 characters", key, "at most 90", "--max-broken"):
         prepare(options(tmp_path / "out", source, validation_fraction=0.0), quiet())
     folder = prepare(options(tmp_path / "out", source, validation_fraction=0.0, max_broken=1), quiet())
     assert decoded(folder)[0] == ["b" * 90, "short"]

@@ -16,6 +16,22 @@ ISLANDS = (
         caught_by=("tests/optim/test_outer.py::test_updates_are_those_of_sgd_with_momentum[True]",),
     ),
     Fault(
+        name="a_fragment_sent_in_place_of_the_next",
+        description="The first fragment of a period is the second one.",
+        file="jaxpar/optim/outer.py",
+        old="(step // (every // fragments) - 1) % fragments",
+        new="(step // (every // fragments)) % fragments",
+        caught_by=("tests/optim/test_outer.py::test_each_fragment_is_sent_once_in_every_period",),
+    ),
+    Fault(
+        name="islands_give_up_their_weights",
+        description="An island takes the global weights alone, whatever islands.mix.",
+        file="jaxpar/optim/outer.py",
+        old="shared + mix * (local - shared)",
+        new="shared + 0 * mix * (local - shared)",
+        caught_by=("tests/optim/test_outer.py::test_an_island_goes_on_with_its_share_of_both_weights",),
+    ),
+    Fault(
         name="an_eager_island_applies_all_of_its_outer_gradient",
         description="The local share of an eager update is the outer gradient, not its share of the mean.",
         file="jaxpar/optim/outer.py",
@@ -45,6 +61,14 @@ ISLANDS = (
         caught_by=(f"{ON_HOST}::test_a_run_has_the_same_bits_with_the_outer_state_on_the_host[eager fragments, pipe]",),
     ),
     Fault(
+        name="outer_gradients_are_summed",
+        description="The outer gradient is the sum over islands, not the mean.",
+        file="jaxpar/training/residency/island_message.py",
+        old="like[index], message_dtype) / islands",
+        new="like[index], message_dtype)",
+        caught_by=(f"{STEPS}::test_sgd_exchanged_each_step_is_data_parallelism",),
+    ),
+    Fault(
         name="all_islands_take_all_rows",
         description="Rows of a batch are not split over islands.",
         file="jaxpar/layout/step_layout.py",
@@ -69,6 +93,16 @@ ISLANDS = (
         old="each.reshape(islands, *like.shape).sum(axis=0)",
         new="islands * each.reshape(islands, *like.shape)[0]",
         caught_by=(f"{STEPS}::test_messages_of_few_bits_have_the_outer_gradient_of_each_island[int4]",),
+    ),
+    Fault(
+        name="islands_wait_longer_for_the_global_weights",
+        description="Islands take the global weights a step after islands.delay.",
+        file="jaxpar/training/residency/islands.py",
+        old="new._replace(master=self._if_sent(done - delay,",
+        new="new._replace(master=self._if_sent(done - delay - 1,",
+        caught_by=(
+            f"{STEPS}::test_a_fragment_is_sent_beside_a_step_and_reaches_the_islands_after_the_delay[4-1-3-0.0]",
+        ),
     ),
     Fault(
         name="outer_messages_in_float32",
@@ -112,12 +146,28 @@ ISLANDS = (
         caught_by=(f"{ROUNDS}::test_a_contribution_of_an_earlier_round_is_refused",),
     ),
     Fault(
+        name="contributions_of_another_outer_state_counted",
+        description="An outer gradient that began with another outer state is counted.",
+        file="jaxpar/training/island_jobs/exchange.py",
+        old="if contribution.base != base:",
+        new="if not contribution.base:",
+        caught_by=(f"{ROUNDS}::test_a_contribution_of_another_state_or_model_is_refused[state]",),
+    ),
+    Fault(
         name="damaged_contributions_counted",
         description="Only the size of an outer gradient's file is compared, and not its digest.",
         file="jaxpar/training/island_jobs/array_files.py",
         old=" or file_entries(path.parent, [path.name], flush=False)[path.name] != entry:",
         new=":",
         caught_by=(f"{ROUNDS}::test_a_damaged_contribution_is_refused_and_the_others_go_on[a bit]",),
+    ),
+    Fault(
+        name="contributions_replaced_after_their_round_counted",
+        description="A contribution that was replaced after its round was closed makes the next outer state.",
+        file="jaxpar/training/island_jobs/contributions.py",
+        old="None if one.digest == digest else",
+        new="None if one.digest or digest else",
+        caught_by=(f"{ROUNDS}::test_a_contribution_that_was_replaced_after_its_round_was_closed_is_not_used",),
     ),
     Fault(
         name="outer_gradients_summed_in_any_order",
@@ -144,6 +194,14 @@ ISLANDS = (
         caught_by=(f"{PLANNED}::test_a_device_sends_its_weights_once_in_a_period[None-2]",),
     ),
     Fault(
+        name="a_message_hidden_by_the_update",
+        description="A delayed message is taken to run beside the update, too.",
+        file="jaxpar/planner/search/islands.py",
+        old="min(step.seconds - apart, MOST_HIDDEN)",
+        new="min(step.seconds, MOST_HIDDEN)",
+        caught_by=(f"{PLANNED}::test_a_message_is_hidden_by_no_more_than_forward_and_backward",),
+    ),
+    Fault(
         name="a_delayed_message_starts_late",
         description="A delayed message starts as late as XLA's estimate of the usual network allows.",
         file="jaxpar/training/residency/island_message.py",
@@ -152,5 +210,13 @@ ISLANDS = (
         caught_by=(
             "tests/compiler/steps/test_islands.py::test_a_message_over_a_slow_link_runs_beside_forward_and_backward[4]",
         ),
+    ),
+    Fault(
+        name="islands_are_planned_on_all_hosts",
+        description="The layout of an island is searched on the hosts of all islands.",
+        file="jaxpar/planner/search/islands.py",
+        old="hosts=each // part",
+        new="hosts=cluster.hosts",
+        caught_by=(f"{PLANNED}::test_islands_have_whole_hosts_or_even_parts_of_one",),
     ),
 )

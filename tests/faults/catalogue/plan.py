@@ -30,6 +30,14 @@ PLAN = (
         caught_by=("tests/layout/test_given_plan.py::test_a_plan_of_another_machine_gives_the_same_bits",),
     ),
     Fault(
+        name="no_state_stays_though_it_fits",
+        description="Under memory.optimizer_offload: host a plan leaves no state on the device.",
+        file="jaxpar/layout/resident_state.py",
+        old="        if size <= left:",
+        new="        if size < 0:",
+        caught_by=("tests/layout/test_resident_state.py::test_as_much_stays_as_fits[53.0]",),
+    ),
+    Fault(
         name="resident_weights_of_the_plan_ignored",
         description="A step keeps no state on the device where its plan does.",
         file="jaxpar/layout/step_layout.py",

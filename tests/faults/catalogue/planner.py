@@ -42,6 +42,14 @@ PLANNER = (
         ),
     ),
     Fault(
+        name="a_padded_row_without_memory",
+        description="The planner leaves padding rows out of a chunk's weights and activations.",
+        file="jaxpar/planner/step_time/chunks.py",
+        old="return common_sequence(chunk_kinds(model, lengths))",
+        new="return max(chunk_kinds(model, lengths), key=len)",
+        caught_by=(f"{KINDS}::test_rows_that_pad_are_updated_like_any_other",),
+    ),
+    Fault(
         name="a_local_layer_priced_with_the_global_window",
         description="The planner times layers of every kind as those of the model without kinds.",
         file="jaxpar/cost/layer_case.py",

@@ -32,6 +32,14 @@ PREPARED = (
         caught_by=("tests/data/test_document_rows.py::test_long_conversations_are_left_out_or_truncated_and_counted",),
     ),
     Fault(
+        name="weight_of_a_message_ignored",
+        description="A message of the assistant with the weight 0 is trained on.",
+        file="jaxpar/data/chat/messages.py",
+        old="message.get(WEIGHT) != 0 and",
+        new="message.get(WEIGHT) != -1 and",
+        caught_by=("tests/data/chat/test_turns.py::test_messages_that_are_not_to_be_trained_on_are_not_counted",),
+    ),
+    Fault(
         name="next_role_not_counted",
         description="Where the token of the next role ends a turn, it is not counted.",
         file="jaxpar/data/chat/encoding.py",

@@ -144,6 +144,14 @@ UPDATE = (
         ),
     ),
     Fault(
+        name="savers_are_hurried",
+        description="A process that still saves is allowed only the time of a step.",
+        file="jaxpar/distributed/verdicts.py",
+        old="return mark.waiting_limit_s if pausing and mark.waiting_limit_s is not None else mark.limit_s",
+        new="return mark.limit_s",
+        caught_by=("tests/distributed/test_verdicts.py::test_those_in_a_step_wait_longer_for_one_that_saves",),
+    ),
+    Fault(
         name="coordinators_end_passed_on",
         description="JAX's client learns at once that process 0 is gone, and aborts.",
         file="jaxpar/distributed/rendezvous/relay.py",

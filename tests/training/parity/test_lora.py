@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from jaxpar.config import Config, LoraConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.parameters import merge
+from jaxpar.mesh.rules import mesh_axes_of
 from tests.given_weights import state_with
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
@@ -150,6 +152,13 @@ def test_a_layout_has_the_gradients_of_one_device(layout: str):
     wanted_loss, wanted = loss_and_gradients(SmallRun(adapted(lora, model=sections.get("model", {}))))
     run = SmallRun(adapted(lora, **sections))
     loss, gradients = loss_and_gradients(run)
+    overlap = sections.get("parallel", {}).get("overlap", {})
+    if "embedding_messages" in overlap:
+        assert run.step.layout.plan.embedding_messages.name == overlap["embedding_messages"]
+        assert "embedding" not in gradients
+    if overlap.get("shard_state_over_replicas"):
+        state = jax.tree.leaves(run.step.layout.master, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+        assert any("replica" in mesh_axes_of(where) for where in state)
     assert_close(loss, wanted_loss, gradients, wanted)
 
 

@@ -17,7 +17,7 @@ from jaxpar.data.chat.template import ChatTemplate
 from jaxpar.data.pairs import DESIRABLE, UNDESIRABLE
 from jaxpar.data.prepare.input.documents import NoObject, object_of
 from jaxpar.data.prepare.job import TokenForm
-from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
+from jaxpar.data.prepare.output.pieces import Cuts, find_cuts
 from jaxpar.data.tokens.text_codec import tokens_before
 from jaxpar.data.tokens.tokenizer_file import Tokenizer, without_panics
 
@@ -169,10 +169,10 @@ def as_tokens(ids: Sequence[int] | Int[np.ndarray, " n"], form: TokenForm) -> UI
 
 def _uncut(letters: int, cuts: Cuts) -> str:
     """The reason why a document of `letters` characters cannot be encoded."""
-    where = "it has no place" if any(cuts) else "its tokenizer has no place"
+    where = "it has no place" if cuts.spaces or cuts.lines else "its tokenizer has no place"
     return (
         f"{letters:,} characters, and {where} at which cutting it would certainly leave the tokens the same; "
-        f"expected at most {LARGEST_PIECE:,}"
+        f"expected at most {cuts.largest:,}"
     )
 
 
