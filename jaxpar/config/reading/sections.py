@@ -97,7 +97,7 @@ def check_key(section: str, key: str) -> Any:
     if key in known:
         return known[key]
     whole, *inner = key.split(".")
-    if moved := MOVED.get(key) or MOVED.get(f"{section}.{key}"):
+    if moved := MOVED.get(key) or MOVED.get(f"{section}.{key}") or MOVED.get(f"{section}.{whole}"):
         near = f"; it is {moved} now"
     elif gone := REMOVED.get(f"{section}.{key}"):
         near = f" any more: {gone}"
