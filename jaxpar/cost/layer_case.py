@@ -13,7 +13,7 @@ from jaxpar.cost.layout import Layout
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.operations import Attention
 from jaxpar.layers.declaration.adaptation import OFF
-from jaxpar.layers.declaration.columns import beside_of
+from jaxpar.layers.declaration.columns import side_columns
 from jaxpar.layers.declaration.part import Matmuls
 from jaxpar.memory.layer_shape import NO_CODES, LayerShape, exchange_by
 from jaxpar.mesh.parameters import ParamSpec
@@ -150,7 +150,7 @@ class LayerCase:
 
 def layer_cases(model: ModelConfig, sequence: int, layout: Layout, lora: LoraConfig = OFF) -> dict[str, LayerCase]:
     """The case of a layer of each kind, in rows of `sequence` tokens."""
-    attention, beside = dict(layout.attention), beside_of(model).width(layout.tensor)
+    attention, beside = dict(layout.attention), side_columns(model).width(layout.tensor)
     item = 4 if layout.precision == "float32" else 2
     cases = {}
     for kind, own in kind_models(model).items():
