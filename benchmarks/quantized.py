@@ -1,4 +1,4 @@
-"""Validation loss of the quickstart's model with quantised messages beside exact ones, over seeds.
+"""Validation loss of the quickstart's model with quantized messages beside exact ones, over seeds.
 
     python -m benchmarks.quantized --folder runs/quantized --seeds 3 --steps 400
 

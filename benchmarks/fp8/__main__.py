@@ -3,8 +3,8 @@
     python -m benchmarks.fp8 --folder runs/fp8 --seeds 3 --steps 400
 
 Runs are on one device, and a study that was cut off goes on (`benchmarks.study`). `--outlier 1048576` plants
-a channel of that magnitude (`benchmarks.fp8.planted`) in what the quantised matmuls read, and then all layers are
-quantised; `--embed 512` makes the model wider, of several tiles.
+a channel of that magnitude (`benchmarks.fp8.planted`) in what the quantized matmuls read, and then all layers are
+quantized; `--embed 512` makes the model wider, of several tiles.
 """
 
 from __future__ import annotations

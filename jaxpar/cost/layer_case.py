@@ -84,15 +84,15 @@ class LayerCase:
     @cached_property
     def coded(self) -> float:
         """The parameters among `parameters` that are stored, and gathered, as codes of 8 bits."""
-        return self._stored(lambda group, codes: codes.quantises(group), self._dense)
+        return self._stored(lambda group, codes: codes.quantizes(group), self._dense)
 
     @cached_property
     def coded_experts(self) -> float:
         """The same of `experts`."""
         return self._stored(lambda group, codes: group in self.shape.codes.groups, self._routed)
 
-    def _stored(self, quantised: Callable[[str, MatmulCodes], bool], size: Callable[[list[ParamSpec]], int]) -> float:
-        """Weights that are stored as codes, of the matrices of quantised groups that are no products of two."""
+    def _stored(self, quantized: Callable[[str, MatmulCodes], bool], size: Callable[[list[ParamSpec]], int]) -> float:
+        """Weights that are stored as codes, of the matrices of quantized groups that are no products of two."""
         codes = self.codes
         if codes is None or not codes.once:
             return 0.0
@@ -100,7 +100,7 @@ class LayerCase:
             part.weights[name]
             for part in self.shape.layer.parts
             for group in part.groups
-            if quantised(group.name, codes)
+            if quantized(group.name, codes)
             for name in group.weights
             if not part.is_factored(name)
         ]
@@ -113,7 +113,7 @@ class LayerCase:
 
     def codes_of(self, group: Matmuls) -> MatmulCodes | None:
         """How a dense group of matmuls runs in FP8; None where it does not."""
-        return self.codes if self.codes is not None and self.codes.quantises(group.name) else None
+        return self.codes if self.codes is not None and self.codes.quantizes(group.name) else None
 
     def _dense(self, matrices: Iterable[ParamSpec]) -> int:
         """Weights on a device of those without experts. One of the two factors of a matrix, routers, and matrices to

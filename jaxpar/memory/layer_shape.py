@@ -39,10 +39,10 @@ RECEIVED = "received"
 
 @dataclass(frozen=True)
 class ExpertCodes:
-    """How the products of routed experts are quantised."""
+    """How the products of routed experts are quantized."""
 
     groups: tuple[str, ...] = ()
-    """The groups of matmuls that are quantised."""
+    """The groups of matmuls that are quantized."""
     by_kernel: bool = False
     """Whether a kernel multiplies the codes of outputs and gradients of rows; else what they stand for is multiplied,
     in the compute dtype."""

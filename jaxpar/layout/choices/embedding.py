@@ -90,7 +90,7 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
         return f"rows of {inputs} elements, those of all layers, do not divide by {axes.shards} ranks"
     quantized = parallel.quantized.weights is not None or parallel.quantized.gradients is not None
     if quantized or parallel.hpz is not None:
-        return "quantised messages and hpZ shards are of full tables"
+        return "quantized messages and hpZ shards are of full tables"
     return None
 
 

@@ -104,15 +104,15 @@ ISLANDS = (
         caught_by=("tests/config/test_islands.py::test_islands_that_cannot_train_are_refused[fragments]",),
     ),
     Fault(
-        name="contributions_of_an_earlier_round_accepted",
-        description="An outer gradient of an earlier round is accepted in this one.",
+        name="contributions_of_an_earlier_round_counted",
+        description="An outer gradient of an earlier round is counted in this one.",
         file="jaxpar/training/island_jobs/exchange.py",
         old="if contribution.round != index:",
         new="if contribution.round > index:",
         caught_by=(f"{ROUNDS}::test_a_contribution_of_an_earlier_round_is_refused",),
     ),
     Fault(
-        name="damaged_contributions_accepted",
+        name="damaged_contributions_counted",
         description="Only the size of an outer gradient's file is compared, and not its digest.",
         file="jaxpar/training/island_jobs/array_files.py",
         old=" or file_entries(path.parent, [path.name], flush=False)[path.name] != entry:",
