@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import add_json_file, write_json
-from benchmarks.validation_loss import CONFIG, table
+from benchmarks.study import CONFIG, table
 from jaxpar.cli import Parser, command, positive
 
 REFERENCE, QUARTER = "data parallelism", "a quarter of the rows"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results import add_json_file, write_json
-from benchmarks.validation_loss import CONFIG, SETTINGS
+from benchmarks.study import CONFIG, SETTINGS
 from jaxpar import mixture
 from jaxpar.cli import Parser, positive
 from jaxpar.data.stdlib import paths

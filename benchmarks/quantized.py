@@ -1,10 +1,10 @@
-"""Validation loss of the quickstart's model with quantised messages beside exact ones, over seeds.
+"""Validation loss of the quickstart's model with quantized messages beside exact ones, over seeds.
 
     python -m benchmarks.quantized --folder runs/quantized --seeds 3 --steps 400
 
 Runs are on four ranks of fsdp in one node, where int4 gradients have 4 bits everywhere. The exact run on two ranks adds
 in another order: how far it is from the one on four is what a difference of nothing looks like. A study that was cut
-off goes on (`benchmarks.validation_loss`).
+off goes on (`benchmarks.study`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.results import write_json
-from benchmarks.validation_loss import add_study, table, validation_loss
+from benchmarks.study import add_study, table, validation_loss
 from jaxpar.cli import Parser, command
 
 EXACT = "exact"

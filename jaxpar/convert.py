@@ -82,7 +82,7 @@ def _parser() -> Parser:
     words = f"of {BACK}: float32, bfloat16 or float16 (default: what the weights came in, or float32)"
     parser.add_argument("--dtype", help=words)
     words = (
-        f"of {BACK}: compressed-tensors, 8-bit matrices with a scale each, as vLLM reads them (default: not quantised)"
+        f"of {BACK}: compressed-tensors, 8-bit matrices with a scale each, as vLLM reads them (default: not quantized)"
     )
     parser.add_argument("--format", choices=("compressed-tensors",), help=words)
     words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"

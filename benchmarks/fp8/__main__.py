@@ -2,9 +2,9 @@
 
     python -m benchmarks.fp8 --folder runs/fp8 --seeds 3 --steps 400
 
-Runs are on one device, and a study that was cut off goes on (`benchmarks.validation_loss`). `--outlier 1048576` plants
-a channel of that magnitude (`benchmarks.fp8.planted`) in what the quantised matmuls read, and then all layers are
-quantised; `--embed 512` makes the model wider, of several tiles.
+Runs are on one device, and a study that was cut off goes on (`benchmarks.study`). `--outlier 1048576` plants
+a channel of that magnitude (`benchmarks.fp8.planted`) in what the quantized matmuls read, and then all layers are
+quantized; `--embed 512` makes the model wider, of several tiles.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 
 from benchmarks.results import write_json
-from benchmarks.validation_loss import add_study, table, validation_loss
+from benchmarks.study import add_study, table, validation_loss
 from jaxpar.cli import Parser, command
 
 EXACT = "none"

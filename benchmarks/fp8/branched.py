@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.fp8.__main__ import EXACT, RECIPES
 from benchmarks.results import write_json
-from benchmarks.validation_loss import CONFIG, SETTINGS, add_study, table, validation_loss
+from benchmarks.study import CONFIG, SETTINGS, add_study, table, validation_loss
 from jaxpar.cli import Parser, command
 
 BASE = {"parallel.fsdp": 1, "precision.compute": "bfloat16", "optimizer.final_fraction": 0}

@@ -1,8 +1,8 @@
-"""`jaxpar.train` with an outlier planted in what quantised matmuls read: how much of the rest a scale leaves.
+"""`jaxpar.train` with an outlier planted in what quantized matmuls read: how much of the rest a scale leaves.
 
     python -m benchmarks.fp8.planted 65536 --config configs/quickstart.yaml --set precision.matmul=fp8_block
 
-In each token the first channel that enters a group of quantised matmuls is set to the magnitude, and the rows of the
+In each token the first channel that enters a group of quantized matmuls is set to the magnitude, and the rows of the
 matrices that multiply it are zero. So the channel means nothing, and without rounding the model is the one without it;
 but it is by far the largest number that a scale has to reach.
 """
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxpar import train
-from jaxpar.layers.ops import quantised
+from jaxpar.layers.ops import quantized
 from jaxpar.precision import dense
 
 
@@ -40,7 +40,7 @@ def products(magnitude: float, x: Any, weights: Any, *rest: Any, **named: Any) -
 def main(arguments: Sequence[str]) -> int:
     """Command line: the magnitude, then what `jaxpar.train` takes; the exit code is that of `jaxpar.train`."""
     magnitude, *rest = arguments
-    quantised.products = partial(products, float(magnitude))
+    quantized.products = partial(products, float(magnitude))
     return train.main(rest)
 
 

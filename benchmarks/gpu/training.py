@@ -50,7 +50,7 @@ RECIPES = {
 """Name of a row to what multiplies: bfloat16, and what `precision.matmul` takes on a Hopper GPU. `fp8_block` takes the
 kernel by itself only where that was verified, and multiplies in bfloat16 elsewhere."""
 EVERY_MATRIX = "precision.matmul_options={exclude: [head, router], first_layers: 0, last_layers: 0}"
-"""As torchao quantises (`benchmarks.torch_step.to_float8`)."""
+"""As torchao quantizes (`benchmarks.torch_step.to_float8`)."""
 GPT_1_3B = "1.3b"
 """Before the names of its rows."""
 SHARE = 0.8
@@ -87,7 +87,7 @@ def triton_step(journal: Journal) -> None:
 
 
 def recipes(journal: Journal) -> None:
-    """The same step with matmuls in bfloat16 and in each FP8 recipe, all matrices of the layers quantised."""
+    """The same step with matmuls in bfloat16 and in each FP8 recipe, all matrices of the layers quantized."""
     _in_recipes(journal, LLAMA_1B, LLAMA_1B_STEP, "")
 
 

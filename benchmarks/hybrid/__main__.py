@@ -5,7 +5,7 @@
 All are trained as `configs/quickstart_hybrid.yaml` says, on 8 devices with 4 context ranks. The dense model has a wider
 feed-forward, which makes up for the weights of three mixers with a state. The control is the hybrid whose mixers forget
 everything (`benchmarks.hybrid.forgetful`): if it is not clearly worse, the others show nothing of states. A study that
-was cut off goes on (`benchmarks.validation_loss`).
+was cut off goes on (`benchmarks.study`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.hybrid import forgetful
 from benchmarks.results import write_json
-from benchmarks.validation_loss import add_study, table, validation_loss
+from benchmarks.study import add_study, table, validation_loss
 from jaxpar.cli import Parser, command
 from jaxpar.config.parts import MIXERS
 

@@ -58,11 +58,11 @@ FEATURES: dict[str, str] = {
     "normed_experts": "jaxpar.layers.experts.normed:NormedExperts",
     "shared_attention": "jaxpar.layers.beside.shared_attention:SharedAttention",
     "low_rank_factors": "jaxpar.layers.adapters:LowRank",
-    "quantised_groups": "jaxpar.layers.matmul_formats:quantised_groups",
+    "quantized_groups": "jaxpar.layers.matmul_formats:quantized_groups",
     "adapted_ops": "jaxpar.layers.ops.adapted:AdaptedOps",
-    "quantised_ops": "jaxpar.layers.ops.quantised:QuantisedOps",
+    "quantized_ops": "jaxpar.layers.ops.quantized:QuantizedOps",
     "spiking_ops": "jaxpar.layers.ops.spikes:SpikingOps",
-    "quantised_state": "jaxpar.layout.quantised_matmuls:carried",
+    "quantized_state": "jaxpar.layout.quantized_matmuls:carried",
 }
 """The parts of features that a step takes where its configuration asks for them: the blocks of `model.experts` and of
 `model.keys_of`, the

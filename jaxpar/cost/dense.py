@@ -1,4 +1,4 @@
-"""Seconds of a layer's dense matmuls, with what FP8 adds: passes that quantise, scales, and bytes that are sent."""
+"""Seconds of a layer's dense matmuls, with what FP8 adds: passes that quantize, scales, and bytes that are sent."""
 
 from __future__ import annotations
 
@@ -73,25 +73,25 @@ class Dense:
         return Counted(forward, inward, weight, chosen, chosen)
 
     def _casts(self, part: Part, group: Matmuls) -> tuple[float, float]:
-        """Bytes of the passes that quantise, forward and backward. Those that find the scale of an input count in the
+        """Bytes of the passes that quantize, forward and backward. Those that find the scale of an input count in the
         backward, because recomputation does not repeat them."""
         codes = self.case.codes_of(group)
         if codes is None:
             return 0.0, 0.0
         rows, passes = self.shape.rows_of(part, group), codes.passes
         gathers = group.inward and not group.between
-        quantised = float(rows) / (self.case.tensor if gathers else 1)  # before they are gathered, where they are
+        quantized = float(rows) / (self.case.tensor if gathers else 1)  # before they are gathered, where they are
         forward = backward = 0.0
         for n, k in self.shape.joined(part, group):
-            forward += passes.input * quantised * k + passes.weight * n * k
+            forward += passes.input * quantized * k + passes.weight * n * k
             backward += passes.input_back * rows * k + passes.weight_back * n * k + passes.gradient * rows * n
             if codes.found:
-                backward += FINDING * (quantised * k + rows * n + (0 if codes.once else n * k))
+                backward += FINDING * (quantized * k + rows * n + (0 if codes.once else n * k))
         return forward, backward
 
     def _scales(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """Seconds of the messages of largest magnitudes, forward and backward: one of all ranks for the input, and one
-        for the gradients. Matrices that are quantised with each use have one of their own, over the tensor ranks."""
+        for the gradients. Matrices that are quantized with each use have one of their own, over the tensor ranks."""
         codes = self.case.codes_of(group)
         if codes is None or not codes.found:
             return 0.0, 0.0
@@ -100,7 +100,7 @@ class Dense:
         return self.over_all.reduce(MAGNITUDE) + of_weights, self.over_all.reduce(matrices)
 
     def _sent_bytes(self, part: Part, group: Matmuls) -> float:
-        """Bytes of a number that tensor ranks gather: a code, where they are quantised before. Low-rank factors
+        """Bytes of a number that tensor ranks gather: a code, where they are quantized before. Low-rank factors
         multiply what is gathered beside them, and the gradient of a sum with theirs is one message."""
         codes, item = self.case.codes_of(group), float(self.case.item)
         if codes is None:

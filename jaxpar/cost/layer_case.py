@@ -13,7 +13,7 @@ from jaxpar.cost.layout import Layout
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.operations import Attention
 from jaxpar.layers.declaration.adaptation import OFF
-from jaxpar.layers.declaration.columns import beside_of
+from jaxpar.layers.declaration.columns import side_columns
 from jaxpar.layers.declaration.part import Matmuls
 from jaxpar.memory.layer_shape import NO_CODES, LayerShape, exchange_by
 from jaxpar.mesh.parameters import ParamSpec
@@ -84,15 +84,15 @@ class LayerCase:
     @cached_property
     def coded(self) -> float:
         """The parameters among `parameters` that are stored, and gathered, as codes of 8 bits."""
-        return self._stored(lambda group, codes: codes.quantises(group), self._dense)
+        return self._stored(lambda group, codes: codes.quantizes(group), self._dense)
 
     @cached_property
     def coded_experts(self) -> float:
         """The same of `experts`."""
         return self._stored(lambda group, codes: group in self.shape.codes.groups, self._routed)
 
-    def _stored(self, quantised: Callable[[str, MatmulCodes], bool], size: Callable[[list[ParamSpec]], int]) -> float:
-        """Weights that are stored as codes, of the matrices of quantised groups that are no products of two."""
+    def _stored(self, quantized: Callable[[str, MatmulCodes], bool], size: Callable[[list[ParamSpec]], int]) -> float:
+        """Weights that are stored as codes, of the matrices of quantized groups that are no products of two."""
         codes = self.codes
         if codes is None or not codes.once:
             return 0.0
@@ -100,7 +100,7 @@ class LayerCase:
             part.weights[name]
             for part in self.shape.layer.parts
             for group in part.groups
-            if quantised(group.name, codes)
+            if quantized(group.name, codes)
             for name in group.weights
             if not part.is_factored(name)
         ]
@@ -113,7 +113,7 @@ class LayerCase:
 
     def codes_of(self, group: Matmuls) -> MatmulCodes | None:
         """How a dense group of matmuls runs in FP8; None where it does not."""
-        return self.codes if self.codes is not None and self.codes.quantises(group.name) else None
+        return self.codes if self.codes is not None and self.codes.quantizes(group.name) else None
 
     def _dense(self, matrices: Iterable[ParamSpec]) -> int:
         """Weights on a device of those without experts. One of the two factors of a matrix, routers, and matrices to
@@ -150,7 +150,7 @@ class LayerCase:
 
 def layer_cases(model: ModelConfig, sequence: int, layout: Layout, lora: LoraConfig = OFF) -> dict[str, LayerCase]:
     """The case of a layer of each kind, in rows of `sequence` tokens."""
-    attention, beside = dict(layout.attention), beside_of(model).width(layout.tensor)
+    attention, beside = dict(layout.attention), side_columns(model).width(layout.tensor)
     item = 4 if layout.precision == "float32" else 2
     cases = {}
     for kind, own in kind_models(model).items():

@@ -1,4 +1,4 @@
-"""Seconds of messages of weights and gradients: exact or quantised (`jaxpar.mesh.quantized`)."""
+"""Seconds of messages of weights and gradients: exact or quantized (`jaxpar.mesh.quantized`)."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Work(NamedTuple):
     exchange: float = 0.0
     """Messages of tokens to the ranks of their experts and back, that are not hidden."""
     scales: float = 0.0
-    """Messages of the largest magnitudes of FP8 operands, which are known before these are quantised."""
+    """Messages of the largest magnitudes of FP8 operands, which are known before these are quantized."""
     beside: float = 0.0
     """Messages of tokens to and from experts that are hidden: compute runs beside them, and beside no other message,
     since one is in flight at a time."""

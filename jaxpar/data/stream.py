@@ -54,7 +54,8 @@ class TokenStream:
     tokens: Tokens
     starts: Starts
     loss_mask: Tokens | None = None
-    """1 for each token that the loss counts as a target and 0 for the others, as uint8; None where it counts all."""
+    """1 for each token that is a target of the loss and 0 for the others, as uint8; None where all are targets. Marked
+    answers that are undesirable have 2 instead of 1."""
 
     def __post_init__(self) -> None:
         assert self.tokens.ndim == 1 and self.tokens.dtype.kind == "u", "tokens are unsigned and in one dimension"

@@ -15,7 +15,7 @@ from jaxpar.generation.functions import GenerationFunctions
 from jaxpar.generation.layout import BY_PART, BY_ROW, bucket, prompt_bucket
 from jaxpar.generation.pages import largest_request, room_of
 from jaxpar.layers.block import Context, DecodedRows
-from jaxpar.layers.declaration.columns import beside_of
+from jaxpar.layers.declaration.columns import side_columns
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
@@ -110,7 +110,7 @@ def cache_bytes(layout: StepLayout, capacity: int) -> CacheBytes:
     stored = jax.tree.map(first, of_kind(layout.placements.storage.layout), is_leaf=is_spec)
     dtype = layout.placements.storage.dtype
     shapes = map_specs(lambda spec: jax.ShapeDtypeStruct(spec.shape[1:], dtype), of_kind(layout.specs))
-    beside = beside_of(layout.config.model)
+    beside = side_columns(layout.config.model)
     stream = jax.ShapeDtypeStruct((ranks, length, beside.embed + beside.width(axes.tensor)), layout.plan.dtypes.compute)
 
     def of_layers(weights: PyTree, x: jax.Array, batch: PyTree, lengths: jax.Array) -> PyTree:

@@ -1,4 +1,4 @@
-"""Quantised matmuls of a model, the exceptions, and why: what `precision.matmul` and its exceptions come to."""
+"""Quantized matmuls of a model, the exceptions, and why: what `precision.matmul` and its exceptions come to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
-from jaxpar.precision.recipe import QuantisedGroups, group_tensors, recipe_of
+from jaxpar.precision.recipe import QuantizedGroups, group_tensors, recipe_of
 
 
 def dense_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
@@ -26,13 +26,13 @@ def routed_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
 
 
 def group_names(model: ModelConfig) -> tuple[str, ...]:
-    """Names of the groups of matmuls of a model's layers, of all kinds, that some recipe quantises."""
+    """Names of the groups of matmuls of a model's layers, of all kinds, that some recipe quantizes."""
     each = ((*dense_groups(one), *routed_groups(one)) for one in kind_models(model).values())
     return tuple(dict.fromkeys(group.name for groups in each for _, group in groups))
 
 
-def quantised(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """By group of the layers of `model`, a model of one kind, the matrices that are quantised."""
+def quantized_matrices(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """By group of the layers of `model`, a model of one kind, the matrices that are quantized."""
     if config.precision.matmul is None:
         return {}
     by_name = {
@@ -59,7 +59,7 @@ def tensor_names(config: Config) -> tuple[str, ...]:
 
 
 def tensor_columns(config: Config, groups: Mapping[str, tuple[str, ...]]) -> dict[str, range]:
-    """The indices of the tensors of each group of a kind of layers (`quantised`) among `tensor_names`."""
+    """The indices of the tensors of each group of a kind of layers (`quantized`) among `tensor_names`."""
     pairs = _groups_of_kinds(config)
     edges = accumulate((len(group_tensors(*pair)) for pair in pairs), initial=0)
     of_pair = {pair: range(*edge) for pair, edge in zip(pairs, pairwise(edges), strict=True)}
@@ -67,41 +67,41 @@ def tensor_columns(config: Config, groups: Mapping[str, tuple[str, ...]]) -> dic
 
 
 def _groups_of_kinds(config: Config) -> list[tuple[str, tuple[str, ...]]]:
-    """Groups with the matrices that are quantised; kinds whose groups have other matrices have columns of their own."""
-    each = (quantised(config, one).items() for one in kind_models(config.model).values())
+    """Groups with the matrices that are quantized; kinds whose groups have other matrices have columns of their own."""
+    each = (quantized_matrices(config, one).items() for one in kind_models(config.model).values())
     return list(dict.fromkeys(pair for pairs in each for pair in pairs))
 
 
 def exact_layers(config: Config) -> tuple[int, int]:
-    """Layers before the first number, and from the second on, are not quantised."""
+    """Layers before the first number, and from the second on, are not quantized."""
     excepted = config.precision.matmul_options
     return excepted.first_layers, config.model.layers - excepted.last_layers
 
 
 def is_exact(config: Config, layer: int) -> bool:
-    """Whether the products of a layer, by its number, are not quantised."""
+    """Whether the products of a layer, by its number, are not quantized."""
     first, last = exact_layers(config)
     return config.precision.matmul is None or not first <= layer < last
 
 
 def are_exact(config: Config, layers: Collection[int]) -> bool | None:
-    """Whether the products of all these layers are not quantised; None if those of some are."""
+    """Whether the products of all these layers are not quantized; None if those of some are."""
     exact = {is_exact(config, layer) for layer in layers}
     return None if len(exact) > 1 else exact != {False}
 
 
 def exact_shares(config: Config) -> dict[str, float]:
-    """The share of the layers of each kind whose products are not quantised."""
+    """The share of the layers of each kind whose products are not quantized."""
     kinds = layer_kinds(config.model)
     exact = Counter(kind for layer, kind in enumerate(kinds) if is_exact(config, layer))
     return {kind: exact[kind] / number for kind, number in Counter(kinds).items()}
 
 
-def quantised_groups(config: Config, kind: str, layers: Collection[int]) -> QuantisedGroups | None:
-    """The quantised matmuls of the program of layers of a kind with such numbers; None where there are none."""
-    recipe, groups = recipe_of(config.precision), quantised(config, kind_models(config.model)[kind])
+def quantized_groups(config: Config, kind: str, layers: Collection[int]) -> QuantizedGroups | None:
+    """The quantized matmuls of the program of layers of a kind with such numbers; None where there are none."""
+    recipe, groups = recipe_of(config.precision), quantized_matrices(config, kind_models(config.model)[kind])
     exact = are_exact(config, layers)
     if recipe is None or exact or not groups:
         return None
     between = exact_layers(config) if exact is None else None
-    return QuantisedGroups(recipe, tensor_columns(config, groups), between, kind, len(tensor_names(config)))
+    return QuantizedGroups(recipe, tensor_columns(config, groups), between, kind, len(tensor_names(config)))

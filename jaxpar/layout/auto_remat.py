@@ -139,7 +139,7 @@ def _offloaded(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> int:
 def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -> dict[str, LayerCosts]:
     """Costs of a layer of each kind of the resolved `config` on `cluster`, for one microbatch on one device.
 
-    Where layers are quantised, a product that runs again takes its time with the passes that make its codes; in the
+    Where layers are quantized, a product that runs again takes its time with the passes that make its codes; in the
     exceptions that of `precision.compute`. Attention takes the time of the backend that runs, and on `unknown`
     devices, for which the cluster's stand in, that of cuDNN.
     """

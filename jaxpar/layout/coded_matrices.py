@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict
 from jaxpar.config import Config
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
-from jaxpar.layers.matmul_formats import are_exact, dense_groups, quantised, routed_groups, tensor_columns
+from jaxpar.layers.matmul_formats import are_exact, dense_groups, quantized_matrices, routed_groups, tensor_columns
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, added_dim, local_shape
@@ -20,10 +20,10 @@ from jaxpar.precision.weight_codes import CodedMatrix
 
 
 def coded_matrices(config: Config, plan: Plan, placements: Placements, order: LayerOrder) -> tuple[CodedMatrix, ...]:
-    """The matrices that are quantised once per step, where `codes_once`."""
+    """The matrices that are quantized once per step, where `codes_once`."""
     matrices = []
     for kind, model in kind_models(config.model).items():
-        groups, stack = quantised(config, model), order.stacks[kind]
+        groups, stack = quantized_matrices(config, model), order.stacks[kind]
         quantized = tuple(are_exact(config, layers) is False for layers in stack.layers_of_rows)
         if not any(quantized):
             continue

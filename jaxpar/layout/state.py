@@ -99,7 +99,7 @@ class CarriedRequest(NamedTuple):
 
 CARRIED: list[Callable[[CarriedRequest], Carried[Any] | None]] = [
     lambda request: loss_scaling(request.config.precision),
-    lambda request: feature("quantised_state")(*request) if request.config.precision.matmul else None,
+    lambda request: feature("quantized_state")(*request) if request.config.precision.matmul else None,
 ]
 """One function for each feature; it returns None where a run does not have it. Others append theirs."""
 

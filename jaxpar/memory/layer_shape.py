@@ -14,7 +14,7 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.adaptation import OFF, adaptation
-from jaxpar.layers.declaration.columns import beside_of
+from jaxpar.layers.declaration.columns import side_columns
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.experts.messages import exchange_of, room_of, row_room
@@ -39,10 +39,10 @@ RECEIVED = "received"
 
 @dataclass(frozen=True)
 class ExpertCodes:
-    """How the products of routed experts are quantised."""
+    """How the products of routed experts are quantized."""
 
     groups: tuple[str, ...] = ()
-    """The groups of matmuls that are quantised."""
+    """The groups of matmuls that are quantized."""
     by_kernel: bool = False
     """Whether a kernel multiplies the codes of outputs and gradients of rows; else what they stand for is multiplied,
     in the compute dtype."""
@@ -294,7 +294,7 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
             exchange_by(model, asked, capacity, axes.expert, axes.tensor),
             imbalance,
             config.parallel.quantized.tokens,
-            beside=beside_of(config.model).width(axes.tensor),
+            beside=side_columns(config.model).width(axes.tensor),
         )
         for kind, model in kind_models(config.model).items()
     }

@@ -156,7 +156,7 @@ def recomputed(runs: Iterable[LayerRun], name: str) -> bool:
 def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any]:
     """The `jax.checkpoint` policy of a remat map, for what lies inside a layer (its input is the layer loop's to keep).
 
-    Scales of quantised matmuls and hashes of tokens are always kept, so that what runs again has those of the first.
+    Scales of quantized matmuls and hashes of tokens are always kept, so that what runs again has those of the first.
     Unnamed intermediates are never kept: those inside norms and non-linearities are recomputed under every map.
     """
     inside = {name: treatment for name, treatment in treatments.items() if name != LAYER_INPUT}

@@ -1,4 +1,4 @@
-"""Stacks of matrices of which a step stores codes of 8 bits: the rows of layers whose matmuls are quantised."""
+"""Stacks of matrices of which a step stores codes of 8 bits: the rows of layers whose matmuls are quantized."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ partial sums of all ranks then exist whole. The derivatives are rings, too:
   independent pairs of Kwai's system (USENIX ATC'24); the ring of a dependent pair is that of arXiv:2302.05442 and of
   asynchronous tensor parallelism in PyTorch.
 
-`jaxpar.mesh.rings` has what passes round; `jaxpar.precision.dense` has the same rings for quantised matmuls.
+`jaxpar.mesh.rings` has what passes round; `jaxpar.precision.dense` has the same rings for quantized matmuls.
 """
 
 from __future__ import annotations

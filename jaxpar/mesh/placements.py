@@ -171,7 +171,7 @@ def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Trans
 
 
 def is_quantizable(spec: ParamSpec) -> bool:
-    """Whether a weight and its gradient may travel quantised: not norms and biases, which few elements would profit,
+    """Whether a weight and its gradient may travel quantized: not norms and biases, which few elements would profit,
     nor a router, whose small errors send tokens to other matrices."""
     return (spec.matrix or spec.decay) and "router" not in spec.axes
 

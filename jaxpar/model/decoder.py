@@ -19,7 +19,7 @@ from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend, Context
 from jaxpar.layers.context import TokenContext, by_position
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layers.declaration.columns import beside_of
+from jaxpar.layers.declaration.columns import side_columns
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
@@ -83,7 +83,7 @@ def layer_of_kind(
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
     of_kind = replace(config, model=kind_model(config.model, kind))
-    return DecoderLayer(of_kind, layout, ops, beside_of(config.model, kind))
+    return DecoderLayer(of_kind, layout, ops, side_columns(config.model, kind))
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:

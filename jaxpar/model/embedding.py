@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import sequence_part
-from jaxpar.layers.declaration.columns import Beside, Columns, beside_of
+from jaxpar.layers.declaration.columns import Beside, Columns, side_columns
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.inputs.input import Input, input_class
@@ -165,7 +165,7 @@ class Embedding:
 
     @cached_property
     def _beside(self) -> Beside:
-        return beside_of(self.model)
+        return side_columns(self.model)
 
     def _made(self, x: jax.Array) -> tuple[jax.Array, Columns]:
         """The residual stream, and the columns beside it that the input writes."""

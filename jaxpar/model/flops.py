@@ -103,6 +103,6 @@ def mfu(flops: float, seconds: float, devices: int, peak: float) -> float:
         seconds: Time of that step.
         devices: GPUs that shared it.
         peak: Dense peak of one of them in FLOP/s: that of bfloat16 (`jaxpar.hardware.catalogue.GPU.training_peak`)
-            where nothing else is named, also for a run with quantised matmuls.
+            where nothing else is named, also for a run with quantized matmuls.
     """
     return flops / (seconds * devices * peak)

@@ -25,7 +25,7 @@ def program_of(config: Config, kind: str, layers: Collection[int]) -> Hashable:
     """The program of layers of a kind with such numbers in the model, which share a row of a chunk."""
     if config.precision.spikes is not None:
         return config.precision.spikes
-    return None if config.precision.matmul is None else feature("quantised_groups")(config, kind, layers)
+    return None if config.precision.matmul is None else feature("quantized_groups")(config, kind, layers)
 
 
 def ops_of(plan: Plan, program: Hashable) -> Ops:
@@ -35,7 +35,7 @@ def ops_of(plan: Plan, program: Hashable) -> Ops:
         return feature("adapted_ops")(overlap)
     if isinstance(program, float):
         return feature("spiking_ops")(overlap, rate=program)
-    return Ops(overlap) if program is None else feature("quantised_ops")(overlap, groups=program)
+    return Ops(overlap) if program is None else feature("quantized_ops")(overlap, groups=program)
 
 
 def split_backward_weights(blocks: Iterable[Block], specs: Nested[ParamSpec]) -> Nested[bool]:

@@ -91,7 +91,7 @@ class Cost:
     kwh: float | None
     """Energy in all of the GPUs alone at their largest power; None where that is not known."""
     price_per_million_tokens: float
-    """Price of the run per million tokens, in the currency of the prices."""
+    """Price of the run per million tokens, with stragglers and failures, in the currency of the prices."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jaxpar.planner.memo import no_collection
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
-from jaxpar.planner.report.measured import asked_of, measured_words
+from jaxpar.planner.report.measured import measured_words, table_lookups
 from jaxpar.planner.report.numbers import numbers, reached_lines, source_lines
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
@@ -126,7 +126,7 @@ class Planning:
     ) -> None:
         """Sentences on a plan besides its numbers."""
         if self.profile is not None and profile is not None:
-            notes = [*notes, measured_words(self.profile, profile, asked_of(search.timer, best.candidate.layout))]
+            notes = [*notes, measured_words(self.profile, profile, table_lookups(search.timer, best.candidate.layout))]
         print_lines(screen(), *notes)
         for title, lines in (
             ("Stages", words.stages(best, search.timer)), ("Nodes", of_nodes), ("Islands", of_plan(best, search))

@@ -100,7 +100,7 @@ class Profile:
     model: Numbers = field(default_factory=dict)
     """In place of what is fitted (`HardwareModel`)."""
     links: Numbers = field(default_factory=dict)
-    """Measured speeds of links that replace those of the datasheet, by name."""
+    """Measured numbers that replace those of the datasheet, by name: of `LINKS`, and `host_bandwidth`."""
     matmuls: tuple[Product, ...] = ()
     attention: tuple[Attended, ...] = ()
     collectives: tuple[Sent, ...] = ()

@@ -88,7 +88,7 @@ class Split:
         return [*asked, f"rl.mode={'one_step_off' if self.sampler else 'sync'}"]
 
     def to_dict(self) -> dict[str, float | int | bool]:
-        """The times as values of a JSON file."""
+        """The split as JSON values."""
         layout = self.drawing.layout
         return {
             "sampler_devices": self.sampler, "sampler_tensor": layout.tensor, "sampler_expert": layout.expert,

@@ -1,12 +1,12 @@
-"""Quantised products of a layer's matrices, with the exchange of the sequence between tensor ranks around them.
+"""Quantized products of a layer's matrices, with the exchange of the sequence between tensor ranks around them.
 
 `Whole` gathers the sequence before whole products and scatters it behind them; `Ring` passes parts from rank to rank
 beside the products of what has arrived (`jaxpar.mesh.collective_matmul`). Inputs on their way into a layer, and
-gradients of what leaves it, travel as quantised values with the scale of the whole tensor, so both have the same bits.
-On GPUs XLA makes a call of cuBLASLt of each product; on CPUs quantised values are multiplied in float32, so that a CPU
+gradients of what leaves it, travel as quantized values with the scale of the whole tensor, so both have the same bits.
+On GPUs XLA makes a call of cuBLASLt of each product; on CPUs quantized values are multiplied in float32, so that a CPU
 computes the same numbers up to the order of sums.
 
-Tiles lie along the side that a product sums over. Inputs are quantised along their columns for the output and along
+Tiles lie along the side that a product sums over. Inputs are quantized along their columns for the output and along
 tokens for the weight's gradient; gradients of outputs along columns for the input's gradient and along tokens for the
 weight's. Squares of a matrix are the same in both products.
 """
@@ -36,7 +36,7 @@ from jaxpar.mesh.collective_matmul import (
 )
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.mesh.rings import ArrayTuple, Perturbed
-from jaxpar.precision.matmul import GroupScaling, Scales, quantised_products
+from jaxpar.precision.matmul import GroupScaling, Scales, quantized_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, largest_over, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
@@ -56,15 +56,15 @@ def products(
     """`x`, or with `gathers` the sequence that it is joined to, times each matrix [*inputs, *outputs]; where it
     `scatters`, this rank's part of the sequence of each product, summed over the tensor ranks.
 
-    Sends `gather_sequence` of quantised values, one byte a number; its backward again, and `scatter_sequence` of the
+    Sends `gather_sequence` of quantized values, one byte a number; its backward again, and `scatter_sequence` of the
     input's gradient in its own dtype. Scattered, the forward sends `scatter_sequence` of products in the dtype of `x`,
-    and the backward `gather_sequence` of quantised values; with tiles of gradients in their own dtype, because values
-    quantised along both sides are as many bytes. Without scales of earlier steps or tiles also a maximum of one number
+    and the backward `gather_sequence` of quantized values; with tiles of gradients in their own dtype, because values
+    quantized along both sides are as many bytes. Without scales of earlier steps or tiles also a maximum of one number
     for each tensor. With `chunks` of each rank's part the exchange is a ring.
     """
     scaling = _with_scales(x, weights, scaling)
     form = Whole(gathers, scatters) if chunks is None else Ring(chunks, scatters)
-    return quantised_products(form, x, weights, scaling)
+    return quantized_products(form, x, weights, scaling)
 
 
 def _with_scales(x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScaling) -> GroupScaling:
@@ -88,7 +88,7 @@ class Dense:
         return None if recipe.tiles is not None else scale_of(largest_over(dys, STREAM_AXES), recipe.gradient)
 
     def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
-        """The outputs where nothing is quantised."""
+        """The outputs where nothing is quantized."""
         raise AssertionError("ranks in different branches would meet in each other's permutes")
 
 
@@ -108,7 +108,7 @@ class Whole(Dense):
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""
         del sizes
-        codes = _rows(scaling.quantised(_flat(x), scaling.scales.input, E4M3), joins=self.gathers)
+        codes = _rows(scaling.quantized(_flat(x), scaling.scales.input, E4M3), joins=self.gathers)
         outputs = []
         for n, w in enumerate(weights):
             matrix = scaling.matrix(_matrix(w, x), n, by_input=True)
@@ -118,7 +118,7 @@ class Whole(Dense):
         return tuple(outputs)
 
     def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
-        """The outputs where nothing is quantised."""
+        """The outputs where nothing is quantized."""
         del sizes
         joined = gather_sequence(x) if self.gathers else x
         ys = tuple(product(joined, w) for w in weights)
@@ -136,13 +136,13 @@ class Whole(Dense):
         """All gradients."""
         del perturbed, sizes
         recipe, tiled = scaling.recipe, scaling.recipe.tiles is not None
-        inputs = _rows(scaling.quantised(_flat(x), scaling.scales.input, E4M3, by_row=True), joins=self.gathers)
+        inputs = _rows(scaling.quantized(_flat(x), scaling.scales.input, E4M3, by_row=True), joins=self.gathers)
         terms, dws = [], []
         for n, (w, dy) in enumerate(zip(weights, dys, strict=True)):
             scale = scaling.scales.of_gradient(n)
             dy = _flat(gather_sequence(dy) if self.scatters and tiled else dy)
-            codes = _rows(scaling.quantised(dy, scale, recipe.gradient), joins=self.scatters and not tiled)
-            by_row = _rows(scaling.quantised(dy, scale, recipe.gradient, by_row=True)) if tiled else codes
+            codes = _rows(scaling.quantized(dy, scale, recipe.gradient), joins=self.scatters and not tiled)
+            by_row = _rows(scaling.quantized(dy, scale, recipe.gradient, by_row=True)) if tiled else codes
             matrix = scaling.matrix(_matrix(w, x), n, by_input=False)
             terms.append(_product(codes, matrix, (1, 1), x.dtype, GRADIENTS, recipe.backend))
             dws.append(_product(inputs, by_row, (0, 0), w.dtype, GRADIENTS, recipe.backend).reshape(w.shape))
@@ -196,7 +196,7 @@ class Ring(Dense):
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""
         del sizes
-        codes = scaling.quantised(x, scaling.scales.input, E4M3)
+        codes = scaling.quantized(x, scaling.scales.input, E4M3)
         matrices = [scaling.matrix(w, n, by_input=True) for n, w in enumerate(weights)]
         values = [matrix.values for matrix in matrices]
         if self.scatters:
@@ -218,10 +218,10 @@ class Ring(Dense):
     ) -> tuple[jax.Array | None, tuple[jax.Array | None, ...]]:
         """The gradients of `perturbed` arguments."""
         del sizes
-        inputs = scaling.quantised(x, scaling.scales.input, E4M3)
+        inputs = scaling.quantized(x, scaling.scales.input, E4M3)
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
         form, of_dy = scaling.recipe.gradient, scaling.scales.of_gradient
-        each = [scaling.quantised(dy, of_dy(n), form) for n, dy in enumerate(dys)]
+        each = [scaling.quantized(dy, of_dy(n), form) for n, dy in enumerate(dys)]
         values, codes = [matrix.values for matrix in matrices], [dy.values for dy in each]
         scales = [dy.scales * matrix.scales for dy, matrix in zip(each, matrices, strict=True)]
         if self.scatters:

@@ -1,4 +1,4 @@
-"""Quantised products of routed experts, with scales of tensors, of rows or of tiles.
+"""Quantized products of routed experts, with scales of tensors, of rows or of tiles.
 
 **Scales of earlier steps** are one for each tensor of a layer: the rows of all experts, each stack of matrices, the
 gradients of each output.
@@ -7,7 +7,7 @@ gradients of each output.
 from everywhere, in slices and in rounds of the exchange, and no rank has seen all of them when the first is multiplied.
 A row's scale is that of its numbers, and so the same on every layout, in every slice and round. Tensor ranks have a
 part of the hidden activation and of its gradient, and find the maximum of each row together: 4 bytes a row. Gradients
-of matrices multiply what the quantised values stand for, in the compute dtype: a row's scale is no factor of a sum over
+of matrices multiply what the quantized values stand for, in the compute dtype: a row's scale is no factor of a sum over
 rows.
 
 **Tiles** are numbers of one row for the output and for the gradient of rows, so that a row has the same scales on every
@@ -31,7 +31,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.rings import ArrayTuple, Perturbed
-from jaxpar.precision.matmul import GroupScaling, Scales, quantised_products
+from jaxpar.precision.matmul import GroupScaling, Scales, quantized_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, in_tiles, largest_over, max_over, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
@@ -68,7 +68,7 @@ def grouped_products(
     implementation: str,
     expected: int,
 ) -> tuple[Float[Array, "rows outputs"], ...]:
-    """`x` times each of the matrices of its rows' experts, and gradients, quantised alike; 0 behind the last expert.
+    """`x` times each of the matrices of its rows' experts, and gradients, quantized alike; 0 behind the last expert.
 
     Sends a maximum of each row over the tensor ranks that have parts of it, unless tiles have scales or these come
     from earlier steps.
@@ -79,7 +79,7 @@ def grouped_products(
         sizes: Rows of each expert.
         scaling: Of the group; its scales are those of `scales_of_experts`.
         inward: Whether tensor ranks split the outputs of the matrices; else their inputs.
-        implementation: Of `pallas_kernels.grouped_matmul`, for what the quantised values stand for where no kernel
+        implementation: Of `pallas_kernels.grouped_matmul`, for what the quantized values stand for where no kernel
             multiplies these.
         expected: Rows that are expected, as in `pallas_kernels.grouped_matmul.grouped_matmul`.
     """
@@ -88,7 +88,7 @@ def grouped_products(
     if scaling.recipe.tiles is None and scales.input is None:
         (of_x,) = _scales_of_rows([lax.stop_gradient(x)], E4M3, split=not inward)
         scaling = replace(scaling, scales=scales._replace(input=checkpoint_name(of_x, ALWAYS_SAVED)))
-    return quantised_products(form, x, weights, scaling, sizes)
+    return quantized_products(form, x, weights, scaling, sizes)
 
 
 def _scales_of_rows(each: Sequence[jax.Array], form: str, *, split: bool) -> list[Float[Array, " rows"]]:
@@ -113,7 +113,7 @@ class Experts:
         return tuple(self._times(scaling.recipe, rows, matrices, sizes, x) for matrices in each)
 
     def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
-        """The outputs where nothing is quantised."""
+        """The outputs where nothing is quantized."""
         name, expected, _ = self.grouped
         return tuple(grouped_matmul(x, w, sizes, implementation=name, expected=expected) for w in weights)
 
@@ -161,7 +161,7 @@ class Experts:
 
 def _rows(scaling: GroupScaling, x: jax.Array, scale: jax.Array | None, form: str) -> Codes:
     """Rows with a scale for all, each, or each tile of one."""
-    return scaling.quantised(x, None if scale is None else scale.reshape(-1, 1), form)
+    return scaling.quantized(x, None if scale is None else scale.reshape(-1, 1), form)
 
 
 def _numbers(codes: Codes, like: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """Delayed scaling: scales from the largest magnitudes of earlier steps (arXiv:2209.05433, section 3.2).
 
-The state is a window of the last steps: of each layer and tensor of a quantised matmul, the largest magnitude in the
+The state is a window of the last steps: of each layer and tensor of a quantized matmul, the largest magnitude in the
 step, over all microbatches and ranks. A step scales by the largest of the window. Its own magnitudes leave its backward
 (`jaxpar.runtime.observed`), and replace the oldest entry. The window has the layers in the order of the
 model and is the same on all ranks, so that a checkpoint is restored on any mesh.
@@ -47,7 +47,7 @@ def scales_of(history: History, tensors: Sequence[str], recipe: Recipe, tokens: 
 
 
 class MatmulStatistics(NamedTuple):
-    """The statistics of a step's quantised matmuls."""
+    """The statistics of a step's quantized matmuls."""
 
     magnitudes: Float[Array, "layers tensors"]
     """The largest magnitude of each tensor, over microbatches and ranks."""
@@ -56,14 +56,14 @@ class MatmulStatistics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuantisedMatmuls(Carried[History | None]):
-    """Quantised matmuls whose scales come from the tensors themselves: they hand nothing on."""
+class QuantizedMatmuls(Carried[History | None]):
+    """Quantized matmuls whose scales come from the tensors themselves: they hand nothing on."""
 
     codes: Callable[..., StepWeights] | None
-    """`coded_weights` of a layout, but for the weights and the scales; None where matrices are quantised with each
+    """`coded_weights` of a layout, but for the weights and the scales; None where matrices are quantized with each
     use."""
     name = "matmuls"
-    title = "quantised matmuls"
+    title = "quantized matmuls"
 
     @property
     def converts(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -81,7 +81,7 @@ class QuantisedMatmuls(Carried[History | None]):
 
 
 @dataclass(frozen=True)
-class ScaleHistory(QuantisedMatmuls):
+class ScaleHistory(QuantizedMatmuls):
     """The window of magnitudes that scales are computed from."""
 
     recipe: Recipe

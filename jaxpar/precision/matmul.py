@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.rings import ArrayTuple, Cotangent, Perturbed, instantiated, perturbed_arguments
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.scale import Codes, in_tiles, largest_of, quantise
+from jaxpar.precision.scale import Codes, in_tiles, largest_of, quantize
 from jaxpar.runtime.observed import Maxima
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
@@ -71,12 +71,12 @@ class GroupScaling:
     coded: bool = field(default=False, metadata={"static": True})
     """Whether the matrices are quantized already; then they are not quantized here, and their amax is not recorded."""
 
-    def quantised(self, x: jax.Array, scale: jax.Array | None, form: str, *, by_row: bool = False) -> Codes:
+    def quantized(self, x: jax.Array, scale: jax.Array | None, form: str, *, by_row: bool = False) -> Codes:
         """An input or gradient [..., rows, columns], quantized with its scale, or in tiles along rows or columns."""
         if self.recipe.tiles is not None:
             return in_tiles(x, self.recipe.tiles.along(by_row), form)
         assert scale is not None, "a tensor has a scale"
-        return Codes(quantise(x, scale, form), scale)
+        return Codes(quantize(x, scale, form), scale)
 
     def matrix(self, w: jax.Array, n: int, *, by_input: bool) -> Codes:
         """Matrix `n` of the group, [..., inputs, outputs], quantized: in square tiles, or in tiles along its inputs or
@@ -85,7 +85,7 @@ class GroupScaling:
             return in_tiles(w, self.recipe.tiles.of_weight(by_input), E4M3)
         assert self.scales.weights is not None, "a matrix has a scale"
         scale = self.scales.weights[n]
-        return Codes(w.astype(E4M3) if self.coded else quantise(w, scale, E4M3), scale)
+        return Codes(w.astype(E4M3) if self.coded else quantize(w, scale, E4M3), scale)
 
 
 class Form(Protocol):
@@ -116,7 +116,7 @@ class Form(Protocol):
         ...
 
 
-def quantised_products(
+def quantized_products(
     form: Form,
     x: Float[Array, "..."],
     weights: Sequence[Float[Array, "..."]],
@@ -137,9 +137,9 @@ def quantised_products(
 
 @custom_vjp(0)
 def _products(form: Form, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
-    quantised = lambda: form.outputs(x, weights, scaling, sizes)
+    quantized = lambda: form.outputs(x, weights, scaling, sizes)
     exactly = lambda: form.exact_outputs(x, weights, sizes)
-    return quantised() if scaling.exact is None else lax.cond(scaling.exact, exactly, quantised)
+    return quantized() if scaling.exact is None else lax.cond(scaling.exact, exactly, quantized)
 
 
 def _forward(form: Form, *arguments: Any) -> tuple[ArrayTuple, tuple[PyTree, ...]]:
@@ -157,7 +157,7 @@ def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, .
     else:
         known = scaling
 
-    def quantised() -> tuple[PyTree, ...]:
+    def quantized() -> tuple[PyTree, ...]:
         amax = _amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded, sizes=sizes)
         return *form.gradients(perturbed, x, weights, known, dys, sizes), amax
 
@@ -167,7 +167,7 @@ def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, .
 
     # Magnitudes come out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
     # does not depend on it, and ranks that run them in different orders wait for each other.
-    dx, dws, amax = quantised() if scaling.exact is None else lax.cond(scaling.exact, exactly, quantised)
+    dx, dws, amax = quantized() if scaling.exact is None else lax.cond(scaling.exact, exactly, quantized)
     return dx, dws, replace(scaling, exact=None, scales=None, zeros=amax), None
 
 
@@ -190,7 +190,7 @@ def _amax_of_group(
         weights: the matrices.
         dys: the gradients of the outputs.
         zeros: of the group; None where nothing observes it.
-        coded: whether the weights are quantised values, whose amax is known: 0 is reported here.
+        coded: whether the weights are quantized values, whose amax is known: 0 is reported here.
         sizes: rows of each group, where `x` and `dys` are rows of several; rows behind these are not read.
     """
     if zeros is None:

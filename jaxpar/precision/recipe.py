@@ -74,8 +74,8 @@ def in_compute_dtype(precision: PrecisionConfig) -> PrecisionConfig:
 
 
 @dataclass(frozen=True)
-class QuantisedGroups:
-    """The groups of matmuls of a kind of layers that are quantised, as a layer's program needs to know them."""
+class QuantizedGroups:
+    """The groups of matmuls of a kind of layers that are quantized, as a layer's program needs to know them."""
 
     recipe: Recipe
     columns: Mapping[str, range]

@@ -1,4 +1,4 @@
-"""Quantised tensors: values of 8 bits and scales, which are powers of two, so that scaling itself rounds nothing."""
+"""Quantized tensors: values of 8 bits and scales, which are powers of two, so that scaling itself rounds nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALLEST, MOST = -62, 62
 
 
 class Codes(NamedTuple):
-    """A quantised tensor, or several."""
+    """A quantized tensor, or several."""
 
     values: Shaped[Array, "... rows columns"]
     scales: Float[Array, "..."]
@@ -58,15 +58,15 @@ def scale_of(largest: Float[Array, "..."], form: str) -> Float[Array, "..."]:
     return jnp.where(jnp.isfinite(largest), jnp.where(largest > 0, scale, 1.0), jnp.nan)
 
 
-def quantise(x: Float[Array, "..."], scale: Float[Array, "..."], form: str) -> Shaped[Array, "..."]:
+def quantize(x: Float[Array, "..."], scale: Float[Array, "..."], form: str) -> Shaped[Array, "..."]:
     """Values of `x` / `scale`, rounded to the nearest; what exceeds the format becomes its largest number."""
     most = LARGEST[form]
     return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(form)
 
 
 def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str) -> Codes:
-    """`x` quantised with a scale for each tile of `tile` rows and columns."""
+    """`x` quantized with a scale for each tile of `tile` rows and columns."""
     rows, columns = x.shape[-2] // tile[0], x.shape[-1] // tile[1]
     cut = x.astype(jnp.float32).reshape(*x.shape[:-2], rows, tile[0], columns, tile[1])
     scales = scale_of(jnp.max(jnp.abs(cut), axis=(-3, -1)), form)
-    return Codes(quantise(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)
+    return Codes(quantize(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)

@@ -2,7 +2,7 @@
 
 All microbatches, forward and backward, multiply these codes, and they are what ranks gather: one byte a number. A
 matrix has one scale, or one for each of its squares (`jaxpar.precision.squares`). Layers that share a row with one that
-is not quantised, on another pipeline rank, are quantised with each use.
+is not quantized, on another pipeline rank, are quantized with each use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.mesh.parameters import Weights
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3
-from jaxpar.precision.scale import quantise, scale_of
+from jaxpar.precision.scale import quantize, scale_of
 from jaxpar.precision.squares import Squares
 from jaxpar.runtime.carried import StepWeights
 from pallas_kernels.varying import vary_alike
@@ -34,14 +34,14 @@ from pallas_kernels.varying import vary_alike
 
 @dataclass(frozen=True, eq=False)
 class CodedMatrix:
-    """A stacked matrix of which some rows are stored as quantised values."""
+    """A stacked matrix of which some rows are stored as quantized values."""
 
     path: tuple[str, ...]
     """Path of the weight in the tree of weights."""
     column: int
     """Its index among the tensors of a layer."""
     quantized: tuple[bool, ...]
-    """For each row of a chunk, whether it is quantised in all chunks."""
+    """For each row of a chunk, whether it is quantized in all chunks."""
     order: StackOrder
     kind: str
     """The kind of its layers."""
@@ -52,7 +52,7 @@ class CodedMatrix:
 
     @property
     def coded(self) -> tuple[bool, ...]:
-        """For each row of a rank's stack, whether it is stored as quantised values."""
+        """For each row of a rank's stack, whether it is stored as quantized values."""
         return self.quantized * self.order.numbers.shape[1]
 
     @property
@@ -62,12 +62,12 @@ class CodedMatrix:
         return jnp.asarray(numbers, jnp.int32)[lax.axis_index("pipe")]
 
     def codes(self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
-        """Rows quantised by their scales."""
-        return quantise(self.squares.cut(rows), wide, E4M3).reshape(rows.shape)
+        """Rows quantized by their scales."""
+        return quantize(self.squares.cut(rows), wide, E4M3).reshape(rows.shape)
 
 
 class StackScales(NamedTuple):
-    """The scales of the quantised matrices of a kind, on a pipeline rank."""
+    """The scales of the quantized matrices of a kind, on a pipeline rank."""
 
     row: Int[Array, " layers"]
     """For each layer of the model its row in this rank's stack; 0 for others."""
@@ -75,7 +75,7 @@ class StackScales(NamedTuple):
     """By group of matmuls, those of each matrix."""
 
     def of_layer(self, group: str, layer: Int[Array, ""]) -> tuple[Float[Array, "..."], ...] | None:
-        """The scale of each matrix of a group, or those of its squares; None if they are quantised with each use."""
+        """The scale of each matrix of a group, or those of its squares; None if they are quantized with each use."""
         if group not in self.groups:
             return None
         row = self.row[layer]

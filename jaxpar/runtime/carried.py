@@ -39,7 +39,7 @@ class Limit(NamedTuple):
     """A number of each layer that a run warns of."""
 
     least: float
-    """The smallest value, inclusive."""
+    """Smallest value that the run warns of."""
     meaning: str
     """The meaning of such a number and a remedy, as the end of a sentence about it."""
 

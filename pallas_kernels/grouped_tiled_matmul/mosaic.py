@@ -7,7 +7,7 @@ another row.
 
 Gradients of matrices sum over the rows of a group, of which each has whole tiles: nothing else is loaded. The units of
 a Hopper sum along neighbouring bytes alone, so both operands come transposed within each tile of 128 rows, in which
-order XLA writes them where it quantises; to transpose the whole would take it another pass over the codes.
+order XLA writes them where it quantizes; to transpose the whole would take it another pass over the codes.
 """
 
 from __future__ import annotations

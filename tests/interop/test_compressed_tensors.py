@@ -17,8 +17,8 @@ from jaxpar.interop.conversion.compressed_tensors import quantization_config, qu
 from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.sources.compressed_tensors import CompressedFiles
 from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.precision import scale as run_scale
 from jaxpar.precision.recipe import E4M3
-from jaxpar.precision.scale import quantise, scale_of
 from tests.goldens.loading import FOLDER
 from tests.interop.folders import tensors
 from tests.sentences import refused, refused_by_command
@@ -88,10 +88,10 @@ def test_a_scale_may_be_one_number_or_one_for_each_output(shape: tuple[int, ...]
 def test_a_scale_is_the_least_power_of_two_by_which_a_matrix_fits_and_that_of_a_run(largest: float):
     values = np.asarray([[largest, -largest / 3]], np.float32)
     codes, (scale,) = quantize(values)
-    assert scale == scale_of(np.abs(values).max(), E4M3) and np.isfinite(codes.astype(np.float32)).all()
+    assert scale == run_scale.scale_of(np.abs(values).max(), E4M3) and np.isfinite(codes.astype(np.float32)).all()
     if 1e-30 < largest < 1e38:  # beyond these, scales have limits
         assert scale == 2.0 ** np.ceil(np.log2(np.float64(np.float32(largest)) / 448))
-    in_a_run = np.asarray(quantise(values, scale, E4M3)).astype(np.float32)
+    in_a_run = np.asarray(run_scale.quantize(values, scale, E4M3)).astype(np.float32)
     np.testing.assert_array_equal(codes.astype(np.float32), in_a_run)
 
 

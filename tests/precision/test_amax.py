@@ -1,4 +1,4 @@
-"""Largest magnitudes of the tensors of quantised matmuls: against float64, and on layouts."""
+"""Largest magnitudes of the tensors of quantized matmuls: against float64, and on layouts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Products of routed experts in FP8 with scales of tiles, against float64 products of numbers quantised here."""
+"""Products of routed experts in FP8 with scales of tiles, against float64 products of numbers quantized here."""
 
 import jax
 import jax.numpy as jnp
@@ -79,20 +79,20 @@ def apart(found: np.ndarray, wanted: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", TILES)
 def test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for(name: str):
-    """No expert's tiles have numbers of another, so what is quantised here expert by expert has the same codes."""
+    """No expert's tiles have numbers of another, so what is quantized here expert by expert has the same codes."""
     found = found_by(Recipe(tiles=TILES[name]))
     for have, wanted in zip(found, expected_of(TILES[name]), strict=True):
         assert apart(have, wanted) < 2e-6
 
 
-def test_an_exception_among_layers_that_share_a_program_is_not_quantised():
+def test_an_exception_among_layers_that_share_a_program_is_not_quantized():
     recipe = Recipe(tiles=TILES["fp8_block"])
     x, w, _ = drawn()
     ends = np.cumsum(SIZES)
     wanted = np.concatenate([x[end - SIZES[e] : end] @ w[e] for e, end in enumerate(ends)])
-    exact, quantised, always = (found_by(recipe, branch)[0] for branch in (True, False, None))
-    assert apart(exact[: len(wanted)], wanted) < 2e-6 < 1e-3 < apart(quantised[: len(wanted)], wanted)
-    np.testing.assert_array_equal(quantised, always)
+    exact, quantized, always = (found_by(recipe, branch)[0] for branch in (True, False, None))
+    assert apart(exact[: len(wanted)], wanted) < 2e-6 < 1e-3 < apart(quantized[: len(wanted)], wanted)
+    np.testing.assert_array_equal(quantized, always)
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 0), (128, 256, 16), (1, 1, 1), (390, 0, 50)])
@@ -111,6 +111,6 @@ def test_each_expert_begins_a_tile_and_no_row_is_lost(sizes: tuple[int, ...]):
 
 @pytest.mark.long
 def test_codes_for_the_gradient_of_matrices_are_written_once_in_the_order_that_the_kernel_reads():
-    """Two fusions, each of which gathers, quantises and transposes within tiles; no other pass over codes."""
+    """Two fusions, each of which gathers, quantizes and transposes within tiles; no other pass over codes."""
     [*passes] = in_child("tests.precision.gpu_grouped:passes_over_codes", 4096, 4, 1024, 768)
     assert len(passes) == 2 and all("transpose_fusion" in name for name in passes), passes

@@ -16,7 +16,7 @@ from jaxpar.mesh.build import mapped
 from jaxpar.precision.dense import products
 from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
-from jaxpar.precision.scale import largest_of, largest_over, quantise, scale_of
+from jaxpar.precision.scale import largest_of, largest_over, quantize, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
 from tests.nonzero_gradients import nonzero_gradients
 from tests.same_bits import assert_same_bits
@@ -46,12 +46,12 @@ def test_zeros_have_a_scale_and_what_is_not_finite_is_not_hidden():
     assert float(scale_of(jnp.float32(0), E4M3)) == 1.0
     for bad in (np.inf, np.nan):
         x = jnp.array([1.0, bad, -2.0])
-        assert np.isnan(quantise(x, scale_of(largest_of(x), E4M3), E4M3).astype(jnp.float32)).all()
+        assert np.isnan(quantize(x, scale_of(largest_of(x), E4M3), E4M3).astype(jnp.float32)).all()
 
 
 def test_codes_saturate_and_their_scale_rounds_nothing():
     x = jnp.array([3.0, -5.0, 1e6, -1e6, 0.0])
-    codes = quantise(x, jnp.float32(2.0**-3), E4M3).astype(jnp.float32) * 2.0**-3
+    codes = quantize(x, jnp.float32(2.0**-3), E4M3).astype(jnp.float32) * 2.0**-3
     np.testing.assert_array_equal(codes, [3.0, -5.0, 56.0, -56.0, 0.0])
 
 
@@ -86,7 +86,7 @@ def test_each_product_is_within_its_formats_bound(size: float):
         error = np.abs(np.asarray(found, np.float64).reshape(a.shape[0], -1) - a @ b)
         limit = bound(a, b, forms, own) * (1 + 1e-5)
         assert (error <= limit).all(), (error / limit).max()
-        assert error.max() > 1e-3 * np.abs(a @ b).max(), "it was not quantised"
+        assert error.max() > 1e-3 * np.abs(a @ b).max(), "it was not quantized"
 
 
 def test_a_recomputed_product_has_the_scales_and_the_bits_of_the_first():
@@ -184,7 +184,7 @@ def _reference(matmul: str | None) -> tuple[float, Any]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_give_the_numbers_of_one_device(name: str):
     """Another order of sums moves some values across a border between two codes, and from there on more: the limit is a
-    third of what quantising itself changes. Ranks that share a head of keys quantise each its own part of the gradient
+    third of what quantizing itself changes. Ranks that share a head of keys quantize each its own part of the gradient
     of that head: other tensors, for which the limit is all of it."""
     assert_numbers_of_one_device("fp8_current", name)
 
@@ -221,7 +221,7 @@ def assert_numbers_of_one_device(matmul: str, name: str) -> None:
     wanted_loss, wanted = _reference(matmul)
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
     exact = apart(wanted, _reference(None)[1])
-    assert 0.03 < exact < 0.15, "what quantising changes"
+    assert 0.03 < exact < 0.15, "what quantizing changes"
     assert apart(gradients, wanted) <= (exact if "heads of keys" in name else exact / 3)
 
 

@@ -130,7 +130,7 @@ def test_a_matrix_with_squares_that_is_read_in_pieces_has_the_codes_of_the_whole
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-def test_a_matrix_with_squares_is_quantised_once_per_step(microbatches: int):
+def test_a_matrix_with_squares_is_quantized_once_per_step(microbatches: int):
     """Numbers that become codes from float32: of a matrix that is cut into parts once, in the loops none."""
     model = {"layers": 2, "embed": 128, "mlp": 256, "heads": 4, "kv_heads": 4, "head_dim": 64}
     excepted = MatmulOptions(exclude=("head", "router"), first_layers=1, last_layers=0)
@@ -142,11 +142,11 @@ def test_a_matrix_with_squares_is_quantised_once_per_step(microbatches: int):
     layout, mesh = run.step.layout, run.step.mesh
     inputs = layout.abstract_state(mesh), layout.abstract_batch(mesh), layout.abstract_arguments(mesh)
     found = operations(run.step.train, *inputs)
-    quantised: Counter[int] = Counter()
+    quantized: Counter[int] = Counter()
     for equation, times in found:
         if equation.primitive.name == "convert_element_type" and equation.params["new_dtype"] == jnp.float8_e4m3fn:
             shape, dtype = equation.outvars[0].aval.shape, equation.invars[0].aval.dtype
             # Squares, of a gathered matrix or of a part of a stack; a tile of tokens has one row or one column.
             if dtype == jnp.float32 and len(shape) in (4, 5) and 1 not in (shape[-3], shape[-1]):
-                quantised[len(shape)] += times * prod(shape)
-    assert quantised == {5: (4 * 128 * 256 + 3 * 128 * 256) / 2}
+                quantized[len(shape)] += times * prod(shape)
+    assert quantized == {5: (4 * 128 * 256 + 3 * 128 * 256) / 2}

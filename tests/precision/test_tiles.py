@@ -83,7 +83,7 @@ def test_each_product_is_within_the_bound_of_its_tiles(name: str):
         error = np.abs(np.asarray(found, np.float64).reshape(256, 256) - a @ b.T)
         rounding = 256 * 2.0**-24 * (np.abs(a) @ np.abs(b.T))
         assert (error <= limit + 2 * rounding).all(), (error / limit).max()
-        assert (error > limit / 1000).any(), "it was not quantised"
+        assert (error > limit / 1000).any(), "it was not quantized"
 
 
 @pytest.mark.parametrize("tile", [(1, 128), (128, 1), (128, 128)])
@@ -128,7 +128,7 @@ def _reference(recipe: str = "fp8_block") -> tuple[float, Any]:
 
 @pytest.mark.matrix(quick=("fp8_block",), ci=1)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_step_is_near_that_of_products_which_are_not_quantised(recipe: str):
+def test_a_step_is_near_that_of_products_which_are_not_quantized(recipe: str):
     """Gradients change by 6%; the tolerance is twice that. Matrices that are multiplied as codes without their scales
     change them by 140%."""
     loss, gradients = _reference(recipe)
@@ -141,7 +141,7 @@ def test_a_step_is_near_that_of_products_which_are_not_quantised(recipe: str):
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_give_the_numbers_of_one_device(name: str):
-    """Within a third of what quantising changes in this model, as with scales of tensors (`test_matmul.py`)."""
+    """Within a third of what quantizing changes in this model, as with scales of tensors (`test_matmul.py`)."""
     recipe = "mxfp8" if name.startswith("mxfp8") else "fp8_block"
     loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name], recipe)))
     wanted_loss, wanted = _reference(recipe)

@@ -24,7 +24,7 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3
-from jaxpar.precision.scale import largest_of, quantise, scale_of
+from jaxpar.precision.scale import largest_of, quantize, scale_of
 from jaxpar.precision.squares import full_rows
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
 from jaxpar.training.step.train_step import TrainStep
@@ -35,7 +35,7 @@ from tests.traced import group_size, mesh_of, operations
 EXCEPT = MatmulOptions(exclude=("head", "router", "attention_out"), first_layers=1, last_layers=0)
 MODEL = {"layers": 3, "embed": 64, "mlp": 112, "kv_heads": 4, "heads": 4, "head_dim": 16}
 MATRICES = {(64, 4, 16): 3, (64, 112): 2, (112, 64): 1}
-"""Shapes of the matrices of a layer that are quantised, and how many there are."""
+"""Shapes of the matrices of a layer that are quantized, and how many there are."""
 
 
 def run_of(matmul: str = "fp8_current", compute: str = "bfloat16", **sections: dict[str, Any]) -> SmallRun:
@@ -52,25 +52,25 @@ def traced(microbatches: int, fsdp: int = 1) -> tuple[SmallRun, list[tuple[Any, 
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-def test_a_matrix_is_quantised_once_per_step(microbatches: int):
+def test_a_matrix_is_quantized_once_per_step(microbatches: int):
     """Numbers of a matrix that are cut off at the largest code; in the loops, codes are only read."""
     _, found = traced(microbatches)
     wanted: Counter[int] = Counter()
     for matrix, count in MATRICES.items():
         wanted[prod(matrix)] += count
-    quantised: Counter[int] = Counter()
+    quantized: Counter[int] = Counter()
     for equation, times in found:
         if equation.primitive.name != "min":
             continue
         shape = equation.outvars[0].aval.shape
         assert not any(shape[-len(matrix) :] == matrix for matrix in MATRICES), "a matrix by itself, in a loop"
         if len(shape) == 5:  # rows of a stack, each as one square
-            quantised[prod(shape[1:])] += times
-    assert quantised == wanted
+            quantized[prod(shape[1:])] += times
+    assert quantized == wanted
 
 
 def test_what_is_gathered_is_the_codes():
-    """Under ZeRO-3 every matrix of a quantised layer travels as one byte a number, in forward and in backward."""
+    """Under ZeRO-3 every matrix of a quantized layer travels as one byte a number, in forward and in backward."""
     run, found = traced(2, fsdp=2)
     sent: Counter[str] = Counter()
     for equation, times in found:
@@ -84,7 +84,7 @@ def test_what_is_gathered_is_the_codes():
 
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", ["current", "padded pipeline with delayed scales"])
-def test_the_numbers_are_those_of_quantising_with_each_use(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_numbers_are_those_of_quantizing_with_each_use(name: str, monkeypatch: pytest.MonkeyPatch):
     """In float32, where a stored weight is the master weight: bit for bit."""
     options: dict[str, Any] = {"parallel": {"microbatches": 2}}
     if name != "current":
@@ -92,7 +92,7 @@ def test_the_numbers_are_those_of_quantising_with_each_use(name: str, monkeypatc
     run = run_of(compute="float32", **options)
     assert codes_once(run.step.layout.plan)
     losses, weights = run.train(2)
-    for module in ("layout.quantised_matmuls", "layout.memory.state_storage"):
+    for module in ("layout.quantized_matmuls", "layout.memory.state_storage"):
         monkeypatch.setattr(f"jaxpar.{module}.codes_once", lambda plan: False)
     again_losses, again = run_of(compute="float32", **options).train(2)
     assert losses == again_losses
@@ -100,7 +100,7 @@ def test_the_numbers_are_those_of_quantising_with_each_use(name: str, monkeypatc
 
 
 @pytest.mark.long
-def test_beside_quantised_messages_no_matrix_is_rounded_twice():
+def test_beside_quantized_messages_no_matrix_is_rounded_twice():
     """A step has the bits of one that sends exactly, of weights whose shards were rounded before: those that are no
     codes and no norms, which travel exactly."""
     dtype, parallel = "float8_e4m3fn", {"fsdp": 2, "microbatches": 2}
@@ -172,7 +172,7 @@ def test_codes_and_scales_of_a_split_matrix_are_those_of_the_whole(axes: dict[st
     for layer in (1, 2):
         scale = scale_of(largest_of(jnp.asarray(stack[layer])), E4M3)
         np.testing.assert_array_equal(scales[:, layer].ravel(), np.broadcast_to(scale, scales.shape[0]))
-        whole = quantise(jnp.asarray(stack[layer]), scale, E4M3).astype(jnp.float32)
+        whole = quantize(jnp.asarray(stack[layer]), scale, E4M3).astype(jnp.float32)
         np.testing.assert_array_equal(codes[layer - 1], whole)
     wanted = np.abs(stack).max((1, 2)) * [0, 1, 1]
     np.testing.assert_array_equal(largest[:, :, 1], np.broadcast_to(wanted, largest.shape[:2]))
@@ -228,7 +228,7 @@ def test_master_weights_on_the_host_become_the_codes_that_they_become_on_the_dev
     ({"optimizer_offload": "file"}, "memory.optimizer_offload"),
     ({"optimizer_offload": "host", "weights_offload": "host"}, "memory.weights_offload"),
 ])  # fmt: skip
-def test_the_plan_states_why_a_matrix_is_quantised_with_each_use(memory: dict[str, str], key: str):
+def test_the_plan_states_why_a_matrix_is_quantized_with_each_use(memory: dict[str, str], key: str):
     stays = run_of(compute="float32", memory=memory, parallel={"microbatches": 2})
     assert not codes_once(stays.step.layout.plan)
     (_, value, why) = matmul_rows(stays.config, None, stays.step.layout.plan)[1]

@@ -17,8 +17,8 @@ from tests.runtime.two_steps import losses_of
 
 FEATURES = {
     "FP8": (
-        "jaxpar/precision", "jaxpar/layers/ops/quantised.py", "jaxpar/layers/matmul_formats.py",
-        "jaxpar/layout/quantised_matmuls.py", "jaxpar/layout/coded_matrices.py",
+        "jaxpar/precision", "jaxpar/layers/ops/quantized.py", "jaxpar/layers/matmul_formats.py",
+        "jaxpar/layout/quantized_matmuls.py", "jaxpar/layout/coded_matrices.py",
     ),
     "low-rank factors": ("jaxpar/layers/adapters.py",),
     "experts": ("jaxpar/layers/experts",),
@@ -29,7 +29,7 @@ FEATURES = {
 REGISTRY = "jaxpar/config/parts.py"
 ENTRIES = (
     r'^    "(dpo|simpo|orpo|kto)": LossEntry\((?:[^()]|\([^()]*\))*\),\n',
-    r'^    "(experts|low_rank_factors|quantised_\w+)": "jaxpar\.[\w.]+:\w+",\n',
+    r'^    "(experts|low_rank_factors|quantized_\w+)": "jaxpar\.[\w.]+:\w+",\n',
 )
 """The entries of the registry that name these files."""
 

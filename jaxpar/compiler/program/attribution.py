@@ -196,7 +196,7 @@ def collective_of(op_name: str, opcode: str) -> str | None:
     name = next((name for name in reversed(scopes(op_name)) if name in DUALS), None)
     if name is None:
         return None
-    if opcode == "all-to-all":  # a quantised reduction is asked for by a derivative itself
+    if opcode == "all-to-all":  # a quantized reduction is asked for by a derivative itself
         turned = transposed and name != "scatter_gradient"
     else:
         turned = opcode in _TURNED.get(name.partition("_")[0], ())

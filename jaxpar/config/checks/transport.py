@@ -1,4 +1,4 @@
-"""Checks of how weights travel: hpZ shards, state over replicas and quantised messages."""
+"""Checks of how weights travel: hpZ shards, state over replicas and quantized messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_state_over_replicas(config: Config) -> None:
 
 
 def check_quantized(config: Config) -> None:
-    """Refuse a quantised gather where no weight is sharded."""
+    """Refuse a quantized gather where no weight is sharded."""
     parallel = config.parallel
     weights = parallel.quantized.weights
     if weights is not None and parallel.zero == 0 and known(parallel, *SHARD_AXES) > 1:

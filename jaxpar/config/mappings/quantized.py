@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class QuantizedConfig:
-    """Quantised communication (`docs/zeropp.md`). Norms, biases and routers always travel exactly."""
+    """Quantized communication (`docs/zeropp.md`). Norms, biases and routers always travel exactly."""
 
     weights: Literal["int8", "float8_e4m3fn"] | None = None
     """Matrices while ranks gather them: 8 bits in blocks with a scale each (ZeRO++'s qwZ); null means

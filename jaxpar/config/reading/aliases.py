@@ -219,7 +219,7 @@ REMOVED: dict[str, str] = {
     "attention.norm_rotary": "norms and rotary embeddings are computed by XLA",
     "parallel.collectives": "collectives are those of NCCL, as XLA asks for them",
     "parallel.joined_messages": "messages of a layer are joined up to the size of a matrix",
-    "precision.gradient_error_feedback": "quantised gradients have no error feedback",
+    "precision.gradient_error_feedback": "quantized gradients have no error feedback",
     "precision.loss_scale": "float16 has a dynamic loss scale that begins at 65536",
     "precision.loss_scale_interval": "the loss scale doubles after 1000 good steps",
     "precision.master": "master weights are float32",

@@ -96,14 +96,14 @@ def check_key(section: str, key: str) -> Any:
     known = field_types(SECTIONS[section])
     if key in known:
         return known[key]
-    whole, *inner = key.split(".")
-    if moved := MOVED.get(key) or MOVED.get(f"{section}.{key}"):
+    mapping, *inner = key.split(".")
+    if moved := MOVED.get(key) or MOVED.get(f"{section}.{key}") or MOVED.get(f"{section}.{mapping}"):
         near = f"; it is {moved} now"
     elif gone := REMOVED.get(f"{section}.{key}"):
         near = f" any more: {gone}"
-    elif inner and whole in known and "a mapping" in type_names(known[whole]):
+    elif inner and mapping in known and "a mapping" in type_names(known[mapping]):
         example = reduce(lambda value, name: f"{{{name}: {value}}}", reversed(inner), "...")
-        near = f"; a mapping is written as a whole, as in {section}.{whole}={cut(example, 80)}"
+        near = f"; a mapping is written as a whole, as in {section}.{mapping}={cut(example, 80)}"
     else:
         near = _suggestion(key, known)
     raise UserError(f"{section}.{cut(key, 80)}: no such key{near}")

@@ -102,7 +102,7 @@ class PrecisionConfig:
     compute: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Matmuls and activations; float16 turns on dynamic loss scaling."""
     matmul: Literal["fp8_current", "fp8_delayed", "fp8_block", "mxfp8"] | None = None
-    """Format of the layers' matmuls (`docs/fp8.md`): `fp8_current` quantises to 8 bits with one scale for each tensor,
+    """Format of the layers' matmuls (`docs/fp8.md`): `fp8_current` quantizes to 8 bits with one scale for each tensor,
     from its own largest magnitude; `fp8_delayed` from those of earlier steps; `fp8_block` with one
     for 128 numbers, of weights for 128 x 128; `mxfp8` with one for 32 numbers, on Blackwell GPUs. null multiplies in
     `compute`."""

@@ -19,7 +19,7 @@ from jaxpar.data.tokens.digests import digest
 from jaxpar.data.tokens.token_index import INDEX
 
 RECORD = "prepare.json"
-VERSION = 1
+VERSION = 2
 
 
 def check_usable(out: Path) -> None:

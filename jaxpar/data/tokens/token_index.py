@@ -25,9 +25,9 @@ from jaxpar.pages.units import plural
 
 INDEX = "index.json"
 FORMAT = "jaxpar-tokens"
-VERSION, CHAT_VERSION, PAIRS_VERSION, LABELS_VERSION = VERSIONS = 1, 2, 3, 4
+VERSION, CHAT_VERSION, PAIRS_VERSION, LABELS_VERSION = VERSIONS = 5, 6, 7, 8
 """Versions of folders of text, of conversations (with two more kinds of files), of pairs of conversations, and of
-marked ones."""
+marked ones. Versions 1 to 4 had another name for the validation documents."""
 VERSION_OF = {None: CHAT_VERSION, PAIRS_FORMAT: PAIRS_VERSION, LABELS_FORMAT: LABELS_VERSION}
 """The version of a folder of conversations, by the format of answers."""
 TRAIN, VALIDATION = SPLITS = ("train", "validation")
@@ -136,7 +136,7 @@ def encode(index: Index) -> bytes:
     """The text of `index.json`; it is unique for given contents."""
     plain = asdict(index)
     del plain["digest"]
-    if index.chat is None:  # The text of version 1 has neither key.
+    if index.chat is None:  # A folder of text does not have the key.
         del plain["chat"]
     for key in ("paired", "labelled"):  # Each is in the text of its version alone.
         if not plain[key]:
@@ -182,6 +182,11 @@ def decode(raw: bytes, label: str) -> Index:
     if plain.get("format") != FORMAT:
         raise UserError(f"{label} is not the index of a token folder (its format is not {quoted(FORMAT)})")
     version = plain.get("version")
+    if type(version) is int and 1 <= version < VERSION:
+        raise UserError(
+            f"{label} has version {version} of the format, of an earlier release, and this release reads versions "
+            f"{', '.join(map(str, VERSIONS))}; make the folder again"
+        )
     if type(version) is int and version not in VERSIONS:
         raise UserError(
             f"{label} has version {version} of the format, and this release reads versions "

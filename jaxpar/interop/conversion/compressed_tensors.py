@@ -2,7 +2,7 @@
 
 `NAME.weight` has the codes [outputs, inputs] and `NAME.weight_scale` the factor, float32 [1]: the least power of two by
 which the largest magnitude fits, as in training (`jaxpar.precision.scale`).
-The inputs of these matrices are quantised by what reads the folder, each token with a scale of its own.
+The inputs of these matrices are quantized by what reads the folder, each token with a scale of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxpar.interop.sources.full_matrices import full_matrix_model
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.matmul_formats import is_exact, quantised
+from jaxpar.layers.matmul_formats import is_exact, quantized_matrices
 from jaxpar.precision.recipe import E4M3, LARGEST
 from jaxpar.precision.scale import MOST, SMALLEST
 
@@ -61,7 +61,7 @@ def _matrices(source: Model, layer: int) -> set[str]:
     if not isinstance(source, HFFolder) and source.config.precision.matmul is not None:
         if is_exact(source.config, layer):
             return set()
-        return {name for matrices in quantised(source.config, kind_of_layer).values() for name in matrices}
+        return {name for matrices in quantized_matrices(source.config, kind_of_layer).values() for name in matrices}
     groups = [group for part in declare_layer(kind_of_layer).parts for group in part.groups if not group.exact]
     return {name for group in groups for name in group.weights}
 
@@ -76,7 +76,7 @@ def quantize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quantization_config(tensors: Iterable[StoredTensor], quantized: frozenset[str]) -> dict[str, object]:
-    """`quantization_config` of `config.json`. Linear maps that are not quantised are named."""
+    """`quantization_config` of `config.json`. Linear maps that are not quantized are named."""
     linear = [one.name for one in tensors if one.laid.form is Form.LINEAR and len(one.laid.shape) == 2]
     ignored = [name.removesuffix(WEIGHT) for name in linear if name not in quantized]
     of_weights = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}

@@ -101,7 +101,7 @@ def shared_keys(
     return both[..., 0, :], both[..., 1, :]
 
 
-def beside_of(model: ModelConfig, kind: str | None = None) -> Beside:
+def side_columns(model: ModelConfig, kind: str | None = None) -> Beside:
     """The columns of a model, for a layer of a kind."""
     models, per_layer = kind_models(model), model.per_layer_embeddings
     sources = dict.fromkeys(one.keys_of for one in models.values() if one.keys_of in models)

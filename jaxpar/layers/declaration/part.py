@@ -51,7 +51,7 @@ class Matmuls:
     adds: bool = False
     """Outward, whether the sums are added to the residual stream immediately."""
     exact: bool = False
-    """Whether no recipe quantises them: routers, and projections to one number for each head."""
+    """Whether no recipe quantizes them: routers, and projections to one number for each head."""
 
 
 @dataclass(frozen=True)

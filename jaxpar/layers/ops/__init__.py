@@ -1,1 +1,1 @@
-"""How a layer multiplies: plain products (`plain.py`), quantised ones, and taps that split a backward."""
+"""How a layer multiplies: plain products (`plain.py`), quantized ones, and taps that split a backward."""

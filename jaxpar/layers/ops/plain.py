@@ -1,8 +1,8 @@
 """How a layer multiplies: blocks call the groups of matmuls that they declare by name, whatever multiplies them.
 
 `Ops` runs a group of a block; `Matmul` has the products of one group, with the exchange of the sequence between tensor
-ranks around them. Both are the plain ones here, of arrays in their dtype; `jaxpar.layers.ops.quantised` has those that
-quantise. A tap splits a backward (`jaxpar.runtime.taps`). A layer's ops are made where the plan is read.
+ranks around them. Both are the plain ones here, of arrays in their dtype; `jaxpar.layers.ops.quantized` has those that
+quantize. A tap splits a backward (`jaxpar.runtime.taps`). A layer's ops are made where the plan is read.
 """
 
 from __future__ import annotations

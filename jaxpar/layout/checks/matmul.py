@@ -1,4 +1,4 @@
-"""Checks of quantised matmuls that need the layers' matrices. All raise `UserError`."""
+"""Checks of quantized matmuls that need the layers' matrices. All raise `UserError`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.matmul_formats import (
     dense_groups,
     group_names,
-    quantised,
+    quantized_matrices,
     routed_groups,
     tensor_names,
 )
@@ -22,14 +22,14 @@ from jaxpar.layout.checks.model import check_known
 from jaxpar.precision.recipe import TILES
 
 MULTIPLE = 16
-"""The unit of the sizes of a quantised matmul: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
+"""The unit of the sizes of a quantized matmul: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
 
 
 NEVER = {
     "head": "its rounding would reach every logit, and it is a small share of the FLOPs",
     "router": "its rounding would change which experts a token uses",
 }
-"""Products that are not quantised under any recipe, each with the reason."""
+"""Products that are not quantized under any recipe, each with the reason."""
 
 
 def check_exceptions(config: Config) -> None:
@@ -47,7 +47,7 @@ def check_exceptions(config: Config) -> None:
 
 
 def check_ranks(config: Config) -> None:
-    """Refuse experts and quantised matmuls that the ranks of the layout do not divide."""
+    """Refuse experts and quantized matmuls that the ranks of the layout do not divide."""
     check_expert_ranks(config)
     check_multiples(config)
 
@@ -66,11 +66,11 @@ def check_multiples(config: Config) -> None:
     if tokens % multiple:
         raise UserError(
             f"data.batch_size x data.sequence_length: {tokens} tokens on each rank in a microbatch are no multiple of "
-            f"{multiple}, which quantised matmuls need; expected longer sequences or fewer ranks, {otherwise}"
+            f"{multiple}, which quantized matmuls need; expected longer sequences or fewer ranks, {otherwise}"
         )
     tensor = known(parallel, "tensor")
     for model in kind_models(config.model).values():
-        groups = quantised(config, model)
+        groups = quantized_matrices(config, model)
         for part, group in (*dense_groups(model), *routed_groups(model)):
             if group.between and group.name in groups and tokens // tensor % MULTIPLE:
                 raise UserError(

@@ -8,7 +8,7 @@ from jaxpar.config.schema import Config
 
 
 def check_spikes(config: Config) -> None:
-    """Refuse spikes beside quantised matmuls, and as inputs of experts."""
+    """Refuse spikes beside quantized matmuls, and as inputs of experts."""
     rate, matmul = config.precision.spikes, config.precision.matmul
     if rate is None:
         return

@@ -22,7 +22,7 @@ from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layers.declaration.columns import beside_of
+from jaxpar.layers.declaration.columns import side_columns
 from jaxpar.pages.units import seconds
 
 
@@ -86,11 +86,11 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
         return why
     if config.model.embed % axes.shards:
         return f"rows of {config.model.embed} elements (model.embed) do not divide by {axes.shards} ranks"
-    if (inputs := beside_of(config.model).inputs) % axes.shards:
+    if (inputs := side_columns(config.model).inputs) % axes.shards:
         return f"rows of {inputs} elements, those of all layers, do not divide by {axes.shards} ranks"
     quantized = parallel.quantized.weights is not None or parallel.quantized.gradients is not None
     if quantized or parallel.hpz is not None:
-        return "quantised messages and hpZ shards are of full tables"
+        return "quantized messages and hpZ shards are of full tables"
     return None
 
 

@@ -18,7 +18,7 @@ from jaxpar.layers.matmul_formats import (
     dense_groups,
     exact_layers,
     group_names,
-    quantised,
+    quantized_matrices,
     routed_groups,
     tensor_names,
 )
@@ -89,10 +89,10 @@ def tiled_choice(config: Config, device: Device, *, laid_out: bool = True) -> Ch
 
 
 def _dense_products(config: Config) -> Iterator[tuple[int, int, int]]:
-    """Rows, outputs and inputs of the products on a rank that are quantised, those of routed experts aside."""
+    """Rows, outputs and inputs of the products on a rank that are quantized, those of routed experts aside."""
     tokens, tensor = rank_tokens(config), known(config.parallel, "tensor")
     for model in kind_models(config.model).values():
-        groups = quantised(config, model)
+        groups = quantized_matrices(config, model)
         for part, group in dense_groups(model):
             for name in groups.get(group.name, ()):
                 inputs, outputs = rank_sides(config.parallel, part, group, name)
@@ -178,10 +178,10 @@ def grouped_codes(config: Config, device: Device) -> ExpertCodes:
 
 
 def _routed_sides(config: Config) -> dict[str, list[int]]:
-    """By group of the routed experts that is quantised, the sides of its matrices on a rank, of all kinds."""
+    """By group of the routed experts that is quantized, the sides of its matrices on a rank, of all kinds."""
     sides_of: dict[str, list[int]] = {}
     for model in kind_models(config.model).values():
-        groups = quantised(config, model)
+        groups = quantized_matrices(config, model)
         for part, group in routed_groups(model):
             for name in groups.get(group.name, ()):
                 sides = list(part.weights[name].shape[1:])
@@ -191,7 +191,7 @@ def _routed_sides(config: Config) -> dict[str, list[int]]:
 
 
 def each_use_reason(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
-    """Why matrices are quantised with each use under `recipe`, and not once per step; None if they are not.
+    """Why matrices are quantized with each use under `recipe`, and not once per step; None if they are not.
 
     Args:
         recipe: `precision.matmul`.
@@ -211,12 +211,12 @@ def each_use_reason(recipe: str | None, optimizer_offload: str, weights_offload:
 
 
 def codes_once(plan: Plan) -> bool:
-    """Whether quantised matrices become codes once per optimizer step, and are stored and gathered as these."""
+    """Whether quantized matrices become codes once per optimizer step, and are stored and gathered as these."""
     return plan.dtypes.matmul is not None and _each_use_reason(plan) is None
 
 
 def _each_use_reason(plan: Plan) -> str | None:
-    """Why matrices are quantised with each use and not once per step; None if they are not."""
+    """Why matrices are quantized with each use and not once per step; None if they are not."""
     holds = plan.schedule if holds_chunks(plan) else None
     return each_use_reason(plan.dtypes.matmul, plan.optimizer_offload, plan.weights_offload, holds)
 
@@ -246,7 +246,7 @@ def matmul_rows(
     rows = [("matmuls", what, formats)]
     each_use = _each_use_reason(plan)
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
-    rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
+    rows.append(("FP8 weights", "quantized with each use" if each_use else "quantized once per step", each_use or once))
     if tiled is not None:
         rows.append(("matmuls of tiles", tiled.name, why_of(tiled)))
     if routed is not None:
@@ -295,5 +295,5 @@ def exempt(config: Config) -> list[Exempt]:
     if frozen_by := adaptation_of(config).frozen_by:
         exempt_parts.append(Exempt("the adapters' factors", f"too few columns to gain ({frozen_by})"))
     if config.model.low_rank:
-        exempt_parts.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
+        exempt_parts.append(Exempt("factors of model.low_rank", "products of two are not quantized"))
     return exempt_parts

@@ -1,4 +1,4 @@
-"""Quantised matmuls of a configuration under a layout, as the time model takes it."""
+"""Quantized matmuls of a configuration under a layout, as the time model takes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED, STORED_SQUARES, MatmulCodes, Passes
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layers.matmul_formats import dense_groups, exact_layers, quantised
+from jaxpar.layers.matmul_formats import dense_groups, exact_layers, quantized_matrices
 from jaxpar.layout.choices.matmul import each_use_reason, tiled_choice
 from jaxpar.precision.recipe import Recipe, recipe_of
 
@@ -19,7 +19,7 @@ def matmul_codes(
     config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Sequence[str], chunks: int,
     weights_offload: str = "none",
 ) -> MatmulCodes | None:  # fmt: skip
-    """How the matmuls of layers are quantised; None without `precision.matmul`.
+    """How the matmuls of layers are quantized; None without `precision.matmul`.
 
     Args:
         config: its `parallel` and `memory` are not used.
@@ -52,7 +52,7 @@ def matmul_codes(
 
 
 def coded_rows(config: Config, slots: Sequence[str]) -> Counter[str]:
-    """By kind of layers, the slots of a chunk in whose place no chunk has an exception: their quantised matrices are
+    """By kind of layers, the slots of a chunk in whose place no chunk has an exception: their quantized matrices are
     stored as codes, where any are. `slots` are the kinds of a chunk's layers, in order."""
     excepted = config.precision.matmul_options
     return Counter(slots[excepted.first_layers : max(0, len(slots) - excepted.last_layers)])
@@ -68,9 +68,9 @@ def _passes(recipe: Recipe, *, once: bool, multiplied: bool) -> Passes:
 
 
 def _dense(config: Config) -> tuple[str, ...]:
-    """The groups that are quantised, of all kinds of layers, but routed ones."""
+    """The groups that are quantized, of all kinds of layers, but routed ones."""
     models = kind_models(config.model).values()
-    each = ((quantised(config, model), group.name) for model in models for _, group in dense_groups(model))
+    each = ((quantized_matrices(config, model), group.name) for model in models for _, group in dense_groups(model))
     return tuple(dict.fromkeys(name for names, name in each if name in names))
 
 

@@ -16,7 +16,7 @@ from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.part import Matmuls, Part
-from jaxpar.layers.matmul_formats import quantised
+from jaxpar.layers.matmul_formats import quantized_matrices
 from jaxpar.layout.checks.matmul import MULTIPLE
 from jaxpar.layout.choices.collective_matmul import CollectiveMatmul
 from jaxpar.layout.choices.tiles import head_tokens
@@ -138,18 +138,18 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
             f"{'a tile (memory.mlp_tiles)' if tiles > 1 else 'a row (data.sequence_length)'}; expected a divisor, "
             "or null"
         )
-    multiple = MULTIPLE if any(_quantised(config, one) for one in groups) else 1
+    multiple = MULTIPLE if any(_quantized(config, one) for one in groups) else 1
     rows = groups[0].shape.rows
     if chunks is not None and part // chunks * rows % multiple:
         raise UserError(
             f"parallel.overlap.tensor_chunks: {chunks} make chunks of {part // chunks * rows} "
-            f"tokens, which are no multiple of {MULTIPLE}, and quantised matmuls (precision.matmul) need one; expected "
+            f"tokens, which are no multiple of {MULTIPLE}, and quantized matmuls (precision.matmul) need one; expected "
             "fewer, or null"
         )
     allowed = [chunks] if chunks else _divisors(part, rows, multiple)
     if not allowed:
         reason = (
-            f"{part * rows} tokens of a tensor rank are no multiple of {MULTIPLE}, which quantised matmuls "
+            f"{part * rows} tokens of a tensor rank are no multiple of {MULTIPLE}, which quantized matmuls "
             "(precision.matmul) need of a chunk"
         )
         if asked == "ring":
@@ -193,12 +193,12 @@ def _case(config: Config, one: _Group, tokens: int, tiles: int) -> CollectiveMat
     between = round(one.shape.embed * one.shape.gathered(one.part, one.group))
     tokens *= one.shape.rows if tiles == 1 else 1
     item = one.shape.item_bytes
-    operand = 1 if _quantised(config, one) else item
+    operand = 1 if _quantized(config, one) else item
     return CollectiveMatmul(tokens, between, inside, one.group.inward, item, operand, one.shape.tensor)
 
 
-def _quantised(config: Config, one: _Group) -> bool:
-    return one.group.name in quantised(config, one.shape.model)
+def _quantized(config: Config, one: _Group) -> bool:
+    return one.group.name in quantized_matrices(config, one.shape.model)
 
 
 def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:

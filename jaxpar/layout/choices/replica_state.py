@@ -24,7 +24,7 @@ def state_over_replicas(config: Config, axes: AxisSizes, device: Device) -> Choi
         "on CPU devices": device.platform == "cpu",
         "with a pipeline": axes.pipe > 1,
         "with optimizer state on the host": config.memory.optimizer_offload != "none",
-        "with quantised matmuls": config.precision.matmul is not None,
+        "with quantized matmuls": config.precision.matmul is not None,
     }
     why = next((f"no program was compared {where}" for where, holds in elsewhere.items() if holds), None)
     return Choice(why is None, why or "it sends three quarters of the bytes between replicas, and takes less memory")

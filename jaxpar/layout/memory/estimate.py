@@ -20,7 +20,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.layers.declared import hidden_names
-from jaxpar.layers.matmul_formats import quantised, routed_groups
+from jaxpar.layers.matmul_formats import quantized_matrices, routed_groups
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.tiles import loss_tiles
 from jaxpar.layout.memory.case import Case
@@ -228,7 +228,7 @@ class MemoryModel:
         recipe = recipe_of(self.config.precision)
         if recipe is None or recipe.from_history or recipe.tiles is not None:
             return 0
-        groups = quantised(self.config, shape.model)
+        groups = quantized_matrices(self.config, shape.model)
         routed = sum(group.name in groups for _, group in routed_groups(shape.model))
         return FLOAT32_BYTES * routed * shape.routed_rows
 

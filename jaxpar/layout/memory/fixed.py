@@ -13,7 +13,7 @@ import numpy as np
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
 from jaxpar.layers.inputs.input import input_class
-from jaxpar.layers.matmul_formats import quantised, routed_groups
+from jaxpar.layers.matmul_formats import quantized_matrices, routed_groups
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.stored import StoredBytes, Widths
@@ -161,7 +161,7 @@ class _Counted:
         return next(iter(self.shapes.values()))
 
     def _codes(self) -> int:
-        """Quantised messages in a layer's backward: the gathered layer, and its largest gradient as it is sent and
+        """Quantized messages in a layer's backward: the gathered layer, and its largest gradient as it is sent and
         as it arrives."""
         case, quantized = self.case, self.config.parallel.quantized
         if case.shards == 1 or case.zero < 3:
@@ -264,7 +264,7 @@ class _Counted:
     def _of_codes_in(self, shape: LayerShape) -> int:
         """Bytes of quantized operands of routed experts, where they are quantized: rows and gradients in the order of
         the tiles that gradients of matrices sum over, and once more those of a product in the order of rows."""
-        groups = quantised(self.config, shape.model)
+        groups = quantized_matrices(self.config, shape.model)
         if not any(group.name in groups for _, group in routed_groups(shape.model)):
             return 0
         return shape.sorted_bytes + sum(

@@ -51,7 +51,7 @@ def streamed_bytes(layout: StepLayout) -> tuple[int, int]:
 
 
 def _coded_bytes(layout: StepLayout) -> int:
-    """Offloaded master weights of matrices that are quantised once per step."""
+    """Offloaded master weights of matrices that are quantized once per step."""
     if not codes_once(layout.plan):
         return 0
     names = {".".join(matrix.path) for matrix in coded_matrices(*layout.carried_request)}

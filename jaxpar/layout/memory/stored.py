@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxpar.config import Config
 from jaxpar.config.kinds import kind_model
-from jaxpar.layers.matmul_formats import quantised
+from jaxpar.layers.matmul_formats import quantized_matrices
 from jaxpar.layout.choices.matmul import each_use_reason
 from jaxpar.layout.choices.matmul_codes import coded_rows
 from jaxpar.layout.memory.case import Case
@@ -132,7 +132,7 @@ class StoredBytes:
 
     def _coded_names(self, kind: str) -> set[str]:
         """The matrices of a kind that become codes once per step, where any do."""
-        groups = quantised(self.config, kind_model(self.config.model, kind))
+        groups = quantized_matrices(self.config, kind_model(self.config.model, kind))
         return {name for matrices in groups.values() for name in matrices}
 
     @property

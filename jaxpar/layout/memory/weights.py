@@ -34,7 +34,7 @@ class Weight(NamedTuple):
     compute: int
     """Elements of it on a device as it is multiplied."""
     sharded: int
-    """Split over `SHARD_AXES` too."""
+    """Elements on a device when they are split over `SHARD_AXES` too."""
     updated: int
     """Split like its state where that is sharded: like `sharded`, or over replicas too."""
     state: float
@@ -61,7 +61,7 @@ class Elements(NamedTuple):
     compute: int
     """Elements on a device as they are multiplied."""
     sharded: int
-    """Split over `SHARD_AXES` too."""
+    """Elements on a device when they are split over `SHARD_AXES` too."""
 
     @staticmethod
     def of(weights: Iterable[Weight], trained: bool) -> Elements:
@@ -77,7 +77,7 @@ class Part(NamedTuple):
     compute: int
     """Elements on a device as they are multiplied."""
     sharded: int
-    """Split over `SHARD_AXES` too."""
+    """Elements on a device when they are split over `SHARD_AXES` too."""
     trained: Elements
     """Elements of trained weights."""
     frozen: Elements

@@ -1,1 +1,1 @@
-"""How weights and gradients travel between ranks: quantised, and in two levels inside and between nodes."""
+"""How weights and gradients travel between ranks: quantized, and in two levels inside and between nodes."""

@@ -33,7 +33,7 @@ class Transport:
 
     @property
     def exact(self) -> Transport:
-        """The same for a weight that must not be quantised."""
+        """The same for a weight that must not be quantized."""
         return replace(self, weight=None, gradient=None)
 
 

@@ -1,6 +1,6 @@
-"""Gathers and reductions of weights and gradients: exact or quantised, and gathers from an hpZ shard.
+"""Gathers and reductions of weights and gradients: exact or quantized, and gathers from an hpZ shard.
 
-A quantised reduction is an all-to-all of blocks and a sum in float32, inside the node first and then between nodes, on
+A quantized reduction is an all-to-all of blocks and a sum in float32, inside the node first and then between nodes, on
 what is left: between nodes, a device then sends one `ranks`-th of what one level sends (`ranks` devices of a group in
 each node). There is no other: `lax.psum_scatter` in an 8-bit type compiles, and adds up in that type
 (`jaxpar.mesh.collectives.scatter_gradient` refuses it).
@@ -32,7 +32,7 @@ def gather_stored(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transp
     """Join the shards of a weight along `dim`, from where a step stores them, in the dtype of `x`.
 
     From an hpZ shard this stays inside it: `x * (hpz - 1)` bytes, exact. Otherwise `x * (n - 1)` bytes or,
-    quantised, `row_bytes(e) * (n - 1)`.
+    quantized, `row_bytes(e) * (n - 1)`.
     """
     if transport.hpz == 1:
         return gather_shards(x, axes, dim, transport)
@@ -54,7 +54,7 @@ def gather_hpz(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport
     """The part of a weight that a rank holds in an hpZ shard, from its own shard and those of ranks with the same
     place in the other hpZ shards, along `dim` in the order of these.
 
-    Sends `x * (s - 1)` bytes, or quantised `row_bytes(e) * (s - 1)`, with s = n / hpz.
+    Sends `x * (s - 1)` bytes, or quantized `row_bytes(e) * (s - 1)`, with s = n / hpz.
     """
     levels = _hpz_levels(axes, transport)
     parts = _gathered(x, axes, levels.between, transport.weight) if levels.nodes > 1 else x[None]
@@ -81,7 +81,7 @@ def _gathered(x: Array, axes: Sequence[str], groups: RankGroups, dtype: WeightDt
 def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, transport: Transport) -> Float[Array, "..."]:
     """Sum a gradient over `axes` and keep this rank's shard of `dim`, in the dtype of `x`.
 
-    Sends `x * (n - 1) / n` bytes. Quantised, a device sends `ranks - 1` of the `ranks` parts of `x` inside its node, in
+    Sends `x * (n - 1) / n` bytes. Quantized, a device sends `ranks - 1` of the `ranks` parts of `x` inside its node, in
     blocks of `dtype_inside`, and then `nodes - 1` of the `nodes` parts of what is left, in `row_bytes` of each.
     """
     if transport.gradient is None:
@@ -97,7 +97,7 @@ def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, transp
 def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], transport: Transport) -> Float[Array, "..."]:
     """Sum a gradient over `axes`; the result is the same on all of their ranks.
 
-    Sends `2 * x * (n - 1) / n` bytes; quantised those of `scatter_shards`, and a gather of the sums: between the nodes
+    Sends `2 * x * (n - 1) / n` bytes; quantized those of `scatter_shards`, and a gather of the sums: between the nodes
     first, since the other order would send every byte to all the devices of a node.
     """
     dtype = transport.gradient

@@ -18,7 +18,7 @@ KINDS = {"matmul": "matmul shapes", "attention forward": "attention kernels", "a
 """Names of what tables are of; the others are of messages."""
 
 
-def asked_of(timer: StepTimer, layout: Layout) -> set[Asked]:
+def table_lookups(timer: StepTimer, layout: Layout) -> set[Asked]:
     """All times that tables were asked for while the step of a layout was timed."""
     reached = timer.reached(timer.cluster)
     tables = reached.measured.recording()

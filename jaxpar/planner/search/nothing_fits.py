@@ -42,7 +42,7 @@ class Tried(Protocol):
         ...
 
 
-def why_none(search: Tried, groups: int, declined: str | None) -> str:
+def nothing_fits_message(search: Tried, groups: int, declined: str | None) -> str:
     """The message for a user.
 
     Args:

@@ -41,7 +41,7 @@ from jaxpar.planner.search.asked import ACTIVATIONS, NEVER_MEASURED, asked_for, 
 from jaxpar.planner.search.bounds import Bounds
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.search.nothing_fits import why_none
+from jaxpar.planner.search.nothing_fits import nothing_fits_message
 from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.step_time.interval import PUBLISHED
@@ -150,7 +150,7 @@ class Search:
                     break
         if not chosen:
             declined = self.effort.declined[0][1] if self.effort.declined else None
-            raise UserError(why_none(self, self.effort.groups, declined))
+            raise UserError(nothing_fits_message(self, self.effort.groups, declined))
         return list(chosen.values())
 
     def first(self) -> Planned | None:

@@ -197,12 +197,12 @@ class Space:
         """Whether so many pipeline ranks may share embedding and head (`parallel.pipe_ends`)."""
         if pipe == 1:
             return (False,)
-        fixed, refused = self.fixed.get("pipe_ends"), bool(self._why_ends_stay(pipe, tensor))
+        fixed, refused = self.fixed.get("pipe_ends"), bool(self._broken_by_shared_ends(pipe, tensor))
         return tuple(one for one in (False, True) if fixed in (None, ENDS[one]) and not (one and refused))
 
-    def _why_ends_stay(self, pipe: int, tensor: int) -> str:
-        """Why so many ranks of a pipeline cannot share embedding and head; empty where they can. Sums over all stages
-        come with it, and so not where hosts are of several kinds."""
+    def _broken_by_shared_ends(self, pipe: int, tensor: int) -> str:
+        """The rule that is broken when these ranks of a pipeline share embedding and head; empty if none is. Hosts of
+        several kinds cannot, since sums over all stages come with it."""
         if SHARED_ENDS in self.avoided:
             return f"--avoid {SHARED_ENDS}"
         vocab = padded_vocab(self.config.model)
@@ -265,7 +265,7 @@ class Space:
         if pipe > model.layers:
             yield f"model.layers ({model.layers}) over pipe"
         if not self.ends(pipe, tensor):
-            yield self._why_ends_stay(pipe, tensor)
+            yield self._broken_by_shared_ends(pipe, tensor)
         crosses = self._crosses_kinds(sizes)
         if crosses is not None:
             yield crosses

@@ -64,12 +64,12 @@ class Layers:
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         vocab, counts = model.vocab, _counts(model, layout.matmul_codes)
-        quantised = layer_cases(model, sequence, layout, lora)
+        quantized = layer_cases(model, sequence, layout, lora)
         self.shares = {sort: number / sum(counts.values()) for sort, number in counts.items()}
         """The share of each sort in the layers."""
-        sorts = dict.fromkeys((*map(Sort, quantised), *counts))
+        sorts = dict.fromkeys((*map(Sort, quantized), *counts))
         self.cases: dict[Sort, LayerCase] = {
-            sort: quantised[sort.kind].exact if sort.exact else quantised[sort.kind] for sort in sorts
+            sort: quantized[sort.kind].exact if sort.exact else quantized[sort.kind] for sort in sorts
         }
         self.case = next(iter(self.cases.values()))
         """The case of one kind, for its facts that all have in common."""

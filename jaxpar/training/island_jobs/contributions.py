@@ -16,7 +16,7 @@ class _Checked(NamedTuple):
     digest: str
     """Digest of the record."""
     refused: str | None
-    """Why it is not counted; None where it is sound."""
+    """The reason why it is not accepted; None where it is sound."""
     files: list[str]
     """Names of its files in the folder."""
 
@@ -42,7 +42,7 @@ class Contributions:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Island to why its contribution is not counted."""
+        """Island to why its contribution is not accepted."""
         return {island: one.refused for island, one in self._checked.items() if one.refused is not None}
 
     def missing(self) -> set[str]:
@@ -66,7 +66,7 @@ class Contributions:
         """The files of the contributions with these digests, by island in the order of names.
 
         Raises:
-            Damage: one cannot be read, or is another one than was counted.
+            Damage: one cannot be read, or is another one than was accepted.
         """
         self.check(sorted(accepted))
         for island, digest in sorted(accepted.items()):

@@ -1,11 +1,11 @@
-"""The folder of an exchange between islands: who began a round, who contributed, and which contributions are counted.
+"""The folder of an exchange between islands: who began a round, who contributed, and which contributions are accepted.
 
     exchange.json                        the model and the outer settings, of the first island
     rounds/00000012/outer.json           the outer state before round 12, with its files in outer/<island>/
                     began/<island>       this island works on the round
                     left/<island>        this island ended before it contributed
                     contributions/<island>.json, <island>/   an outer gradient
-                    closed.json          written once: who is counted, and the digest of the next outer state
+                    closed.json          written once: who is accepted, and the digest of the next outer state
 
 Nothing here needs JAX. Process 0 of a job calls these functions; `Island` has what all of its processes do.
 """
@@ -97,7 +97,7 @@ class Exchange:
         self.folder.create(f"{self.round_folder(index)}/left/{self.island}", b"")
 
     def expected(self, index: int) -> set[str]:
-        """The islands that a round waits for: those counted in the round before, and those that began it."""
+        """The islands that a round waits for: those accepted in the round before, and those that began it."""
         before = self.closed(index - 1) if index else None
         names = lambda kind: self.folder.names(f"{self.round_folder(index)}/{kind}")
         return {*(() if before is None else before.accepted), *names("began")} - {*names("left")}

@@ -86,7 +86,7 @@ class Island:
         from_first(lambda: self.exchange.contribute(record))
 
     def settle(self, stops: Callable[[], bool]) -> Closed | None:
-        """Wait until the round is closed, or close it; returns who is counted.
+        """Wait until the round is closed, or close it; returns who is accepted.
 
         Args:
             stops: whether to wait no longer, which returns None; all processes ask equally often.
@@ -109,7 +109,7 @@ class Island:
             pause = min(LONGEST_PAUSE_S, 1.5 * pause)
 
     def advance(self, closed: Closed, saves: Iterable[Part]) -> None:
-        """Take the next outer state: by the counted contributions, or the newest that the folder has."""
+        """Take the next outer state: by the accepted contributions, or the newest that the folder has."""
         following, like = closed.round + 1, list(self.shared)
         if from_first(self.exchange.newest) > following:
             self._take_newest(like)
@@ -150,7 +150,7 @@ class Island:
         )
 
     def _update(self, closed: Closed) -> str | None:
-        """Take the outer state after this round; where a counted contribution cannot be read, returns why instead."""
+        """Take the outer state after this round; where an accepted contribution cannot be read, returns why instead."""
         try:
             files = self._contributions.files(closed.accepted)
         except Damage as damage:

@@ -42,7 +42,7 @@ class Closed:
     accepted: dict[str, str]
     """Island to the digest of the record of its contribution."""
     refused: dict[str, str]
-    """Island to why its contribution is not counted."""
+    """Island to why its contribution is not accepted."""
     absent: list[str]
     """Islands that were waited for and gave none."""
     closed_by: str

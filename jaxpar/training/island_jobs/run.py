@@ -79,7 +79,7 @@ class IslandRun(Run):
     def provide_reference(
         self, listeners: Listener | None = None, saved: tuple[int, Mapping[str, Any]] | None = None
     ) -> None:
-        """See `Run`. It also reports who is counted, and a checkpoint of another exchange is refused."""
+        """See `Run`. It also reports who is accepted, and a checkpoint of another exchange is refused."""
         self._listeners = listeners or self._listeners
         if saved is not None:
             self._check_saved(saved[1])
@@ -180,14 +180,14 @@ class IslandRun(Run):
         return saves
 
     def _report(self, closed: Closed, waited: float) -> None:
-        """Tell who was counted."""
+        """Tell who was accepted."""
         self.last_metrics = {
             "outer_round": float(closed.round),
-            "islands_counted": float(len(closed.accepted)),
+            "islands_accepted": float(len(closed.accepted)),
             "islands_absent": float(len(closed.absent) + len(closed.refused)),
             "islands_wait_seconds": waited,
         }
-        words = [f"Round {closed.round}: counted {', '.join(sorted(closed.accepted))}"]
+        words = [f"Round {closed.round}: accepted {', '.join(sorted(closed.accepted))}"]
         words += [f"absent {', '.join(closed.absent)}"] if closed.absent else []
         words += [f"refused {name} ({why})" for name, why in sorted(closed.refused.items())]
         name = self.island.exchange.island

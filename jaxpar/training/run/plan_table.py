@@ -110,7 +110,7 @@ def mesh_words(plan: Plan) -> str:
 
 
 def _message_row(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """How weights and gradients travel; empty where nothing is quantised or has a second copy."""
+    """How weights and gradients travel; empty where nothing is quantized or has a second copy."""
     plan = layout.plan
     named = ("weights", plan.dtypes.weight_message), ("gradients", plan.dtypes.gradient_message)
     quantized = [f"{name} {dtype}" for name, dtype in named if dtype]

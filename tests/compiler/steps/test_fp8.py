@@ -17,7 +17,7 @@ from jaxpar.config import load_config
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layers.matmul_formats import dense_groups, quantised
+from jaxpar.layers.matmul_formats import dense_groups, quantized_matrices
 from tests.compiler.inspected import inspected, report_of, wide
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ BACKENDS = {"fp8_block": "mosaic", "mxfp8": "auto"}
 @pytest.mark.parametrize("recipe", LAYOUTS)
 def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     """FLOPs of 8-bit calls of cuBLASLt, of our kernel for tiles, or of cuDNN for MXFP8 are exactly those of three
-    products for each quantised matrix and layer."""
+    products for each quantized matrix and layer."""
     excepted = MatmulOptions(exclude=("head", "router"), first_layers=1, last_layers=1)
     config = wide(
         model={"layers": 5, "embed": 256, "mlp": 512}, data={"sequence_length": 128, "batch_size": 16},
@@ -42,7 +42,7 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     )  # fmt: skip
     analysis, report = inspected(config, "b200:1x8" if recipe == "mxfp8" else "h100:1x8")
     model = kind_model(config.model, "all")
-    names = [name for matrices in quantised(config, model).values() for name in matrices]
+    names = [name for matrices in quantized_matrices(config, model).values() for name in matrices]
     sizes = sum(
         part.weights[name].size for part, group in dense_groups(model) for name in group.weights if name in names
     )
@@ -88,7 +88,7 @@ def test_tensor_ranks_send_tiles_of_inputs_as_codes_and_gradients_in_the_compute
 
 
 CONFIG = Path(__file__).parents[3] / "configs" / "llama3_8b.yaml"
-QUANTISED, MICROBATCHES = 2, 8
+QUANTIZED, MICROBATCHES = 2, 8
 """The first and the last of the 4 layers are exceptions."""
 MIB = 2.0**20
 TOKENS, WIDTH = 8192, 14336
@@ -119,9 +119,9 @@ def codes(op: Op) -> list[tuple[str, int]]:
 
 
 def of_layer(found: list[Cost]) -> dict[tuple[int, int], float]:
-    """By (MiB read, MiB written), how many there are of a quantised layer."""
+    """By (MiB read, MiB written), how many there are of a quantized layer."""
     sizes = Counter((round(cost.read_bytes / MIB), round(cost.written_bytes / MIB)) for cost in found)
-    return {size: count / QUANTISED for size, count in sizes.items()}
+    return {size: count / QUANTIZED for size, count in sizes.items()}
 
 
 def writing() -> list[Cost]:
@@ -147,13 +147,13 @@ def test_a_layer_has_so_many_passes_that_write_codes():
 
 
 @pytest.mark.long
-def test_swiglu_and_quantising_its_output_are_one_fusion():
+def test_swiglu_and_quantizing_its_output_are_one_fusion():
     """It reads up and gate, and writes codes and nothing else: no hidden activation in bfloat16."""
     hidden = TOKENS * WIDTH
     found = [
         cost for cost in passes() if codes(cost.op) == [("f8e4m3fn", hidden)] and cost.read_bytes > cost.written_bytes
     ]
-    assert len(found) == QUANTISED
+    assert len(found) == QUANTIZED
     for cost in found:
         inside = {op.opcode for op in analysis().module.body(cost.op).ops}
         assert {"exponential", "multiply", "clamp", "convert"} <= inside, "SwiGLU and the cut-off at the largest code"

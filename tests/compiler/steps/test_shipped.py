@@ -73,7 +73,7 @@ def test_the_exchange_of_experts_is_hidden(file: str, on: str, overrides: tuple[
 @pytest.mark.long
 def test_matmuls_of_8b_in_fp8_take_a_fraction_of_the_time():
     """At the peaks of the GPU, with the usual exceptions: at least 1.6 times less. FLOPs in FP8 are exactly those of
-    three products for each matrix that is quantised, of all layers but the first and the last."""
+    three products for each matrix that is quantized, of all layers but the first and the last."""
     report = compiled("llama3_8b", "h100:1x8", "precision.matmul=fp8_current")
     matmuls = report.flops_by_kind["matmul"]
     assert matmuls / (matmuls - report.float8_flops / 2) >= 1.6

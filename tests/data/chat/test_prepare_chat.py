@@ -112,11 +112,11 @@ def test_a_mixture_with_text_counts_all_of_the_text(tmp_path):
 def test_a_folder_of_conversations_has_a_version_of_its_own_and_is_checked_whole(tmp_path):
     chat = prepared_chat(tmp_path / "chat", conversations())
     plain = json.loads((chat.path / INDEX).read_bytes())
-    assert plain["version"] == 2, "releases that know no masks refuse it"
+    assert plain["version"] == 6, "releases that know no masks refuse it"
     assert json.loads((chat.path / "tokenizer_config.json").read_bytes())["eos_token"] == END
     text = prepared(tmp_path / "text", ["some text"] * 3, validation_fraction=0.0)
     written = json.loads((text.path / INDEX).read_bytes())
-    assert written["version"] == 1 and "chat" not in written and "counted" not in str(written)
+    assert written["version"] == 5 and "chat" not in written and "counted" not in str(written)
     np.testing.assert_array_equal(np.load(chat.path / "train-00000.counted.npy"), chat.train.loss_mask[:])  # pyright: ignore
     (file,) = chat.path.glob("train-00000.counted.npy")
     raw = bytearray(file.read_bytes())

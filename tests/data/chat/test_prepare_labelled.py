@@ -36,7 +36,7 @@ def said(country: str, answer: str) -> str:
 
 def test_each_answer_is_a_document_of_which_what_follows_the_prompt_counts(tmp_path: Path):
     folder, text = reported_chat(tmp_path / "out", LINES, format="labelled")
-    assert folder.index.version == 4 and folder.index.labelled
+    assert folder.index.version == 8 and folder.index.labelled
     assert "3 documents to train on" in text and "loss.name=kto" in text
     assert spelled(folder) == [said("peru", "lima."), said("chad", "no."), said("mali", "bamako.")]
     assert spelled(folder, counted=True) == [f"{one}{END_TURN}" for one in ("lima.", "no.", "bamako.")]

@@ -45,7 +45,7 @@ def said(answer: str) -> str:
 )  # fmt: skip
 def test_each_form_of_a_pair_has_the_same_documents(tmp_path: Path, line: dict[str, Any]):
     folder = prepared_pairs(tmp_path / "out", [line])
-    assert folder.index.version == 3 and folder.index.paired
+    assert folder.index.version == 7 and folder.index.paired
     assert spelled(folder) == [said("lima."), said("cusco.")]
     assert spelled(folder, counted=True) == [f"lima.{END_TURN}", f"cusco.{END_TURN}"]
 
@@ -108,7 +108,7 @@ def test_pairs_are_reported_and_split_whole_and_a_continued_preparation_has_the_
 def test_an_index_of_pairs_with_an_odd_number_of_documents_is_refused(tmp_path: Path):
     folder = prepared_chat(tmp_path / "out", [{"prompt": "a", "completion": "b"}]).path
     plain = json.loads((folder / INDEX).read_text())
-    plain |= {"version": 3, "paired": True}
+    plain |= {"version": 7, "paired": True}
     del plain["digest"]
     plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
     (folder / INDEX).write_text(json.dumps(plain, indent=1, sort_keys=True) + "\n")

@@ -23,7 +23,7 @@ from tests.data.folders import contents, options, quiet, texts, write_jsonl
 UNITS = 40
 
 
-def asked_of(folder: Path, out: str, *, trained: bool) -> Options:
+def preparation_options(folder: Path, out: str, *, trained: bool) -> Options:
     """What is prepared: 40 units and some shards of text."""
     source = folder / "input.jsonl"
     if not source.exists():
@@ -69,14 +69,14 @@ def kill_at_random(asked: Options, draw: random.Random, longest_s: float) -> int
 def main(folder: Path, kills: int, seed: int, trained: bool) -> int:
     """Kill until so many kills came in time; how many folders were finished meanwhile."""
     draw = random.Random(seed)
-    peaceful = asked_of(folder, "peaceful/out", trained=trained)
+    peaceful = preparation_options(folder, "peaceful/out", trained=trained)
     began = time.monotonic()
     assert finished(prepare_in_child(peaceful))
     needed = time.monotonic() - began
     wanted = contents(peaceful.out)
     killed = folders = 0
     while killed < kills:
-        asked = asked_of(folder, f"killed-{folders}/out", trained=trained)
+        asked = preparation_options(folder, f"killed-{folders}/out", trained=trained)
         # From kills at the very beginning to kills near the end: each folder draws how patient its killer is.
         killed += kill_at_random(asked, draw, needed * draw.uniform(0.4, 1.3))
         assert contents(asked.out) == wanted, f"{asked.out} differs from {peaceful.out}"

@@ -114,7 +114,7 @@ def test_no_index_whatsoever_shows_a_traceback(folder, tmp_path):
     ("place", "value", "parts"),
     [
         ("format", "other", ("not the index of a token folder",)),
-        ("version", 5, ("version 5", "versions 1, 2, 3, 4")),
+        ("version", 9, ("version 9", "versions 5, 6, 7, 8")),
         ("tokenizer.name", "../tokenizer.json", ("../tokenizer.json", "not the plain name of a file")),
         ("tokenizer.name", "/etc/hostname", ("/etc/hostname", "not the plain name of a file")),
         ("separator", 257, ("257", "a separator below the vocabulary")),
@@ -129,3 +129,11 @@ def test_what_does_not_make_sense_is_named_even_when_its_digest_fits(folder, pla
     (plain[section] if section else plain)[key] = value
     with refused(*parts):
         decode(sealed(plain), INDEX)
+
+
+def test_a_folder_of_an_earlier_release_is_refused_by_its_version(folder):
+    plain = json.loads((folder / INDEX).read_bytes())
+    plain["splits"]["heldout"] = plain["splits"].pop("validation")
+    for version in (1, 2, 3, 4):
+        with refused(f"version {version}", "earlier release", "versions 5, 6, 7, 8", "make the folder again"):
+            decode(sealed(plain | {"version": version}), INDEX)

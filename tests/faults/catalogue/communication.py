@@ -56,12 +56,12 @@ COMMUNICATION = (
     ),
     Fault(
         name="other_nodes_gradients_dropped",
-        description="What the other nodes summed of a quantised gradient is left out.",
+        description="What the other nodes summed of a quantized gradient is left out.",
         file="jaxpar/mesh/quantized/travel.py",
         old="    if levels.nodes == 1:\n        return x[0, 0]",
         new="    if levels.nodes > 0:\n        return x[0, 0]",
         caught_by=(
-            "tests/mesh/quantized/test_travel.py::test_a_quantised_sum_is_within_its_bound_and_in_float32[int8-4]",
+            "tests/mesh/quantized/test_travel.py::test_a_quantized_sum_is_within_its_bound_and_in_float32[int8-4]",
         ),
     ),
     Fault(

@@ -32,8 +32,8 @@ PRECISION = (
         name="fp8_gradient_without_its_scale",
         description="The gradient of an output becomes codes of e4m3 as it is.",
         file="jaxpar/precision/dense.py",
-        old="codes = _rows(scaling.quantised(dy, scale, recipe.gradient), ",
-        new="codes = _rows(scaling.quantised(dy, jnp.float32(1), E4M3), ",
+        old="codes = _rows(scaling.quantized(dy, scale, recipe.gradient), ",
+        new="codes = _rows(scaling.quantized(dy, jnp.float32(1), E4M3), ",
         caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1e-06]",),
     ),
     Fault(
@@ -69,7 +69,7 @@ PRECISION = (
     ),
     Fault(
         name="fp8_exact_layers_are_seen",
-        description="Layers that are not quantised in a pipeline's chunk enter the history.",
+        description="Layers that are not quantized in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
         old="*pullback(tuple(dys)), jax.tree.map(jnp.zeros_like, scaling.zeros)",
         new="*pullback(tuple(dys)), _amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",

@@ -106,7 +106,7 @@ def test_of_unknown_links_the_table_is_sent():
         ({"replica": 4}, {}, "several ranks"),
         ({"pipe": 2, "fsdp": 2, "microbatches": 2}, {}, "once a step"),
         ({"fsdp": 3}, {}, "model.embed"),
-        ({"fsdp": 4, "quantized": {"gradients": "int8"}}, {}, "quantised messages"),
+        ({"fsdp": 4, "quantized": {"gradients": "int8"}}, {}, "quantized messages"),
     ],
 )
 def test_rows_that_cannot_be_exchanged_are_refused(parallel: dict[str, Any], precision: dict[str, Any], why: str):

@@ -31,7 +31,7 @@ class OnGpu:
         ({"replica": 8, "fsdp": 1} | SHARED, {}, True, "named by"),
         ({"replica": 4, "fsdp": 1, "context": 2}, {}, True, "less memory"),
         ({}, {"memory": {"optimizer_offload": "host"}}, False, "on the host"),
-        ({}, {"precision": {"compute": "bfloat16", "matmul": "fp8_current"}}, False, "quantised"),
+        ({}, {"precision": {"compute": "bfloat16", "matmul": "fp8_current"}}, False, "quantized"),
         ({"pipe": 2, "microbatches": 2}, {}, False, "pipeline"),
     ],
 )

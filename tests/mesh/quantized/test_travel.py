@@ -1,4 +1,4 @@
-"""Weights and gradients that travel quantised, or through an hpZ shard: what arrives, and the bytes sent."""
+"""Weights and gradients that travel quantized, or through an hpZ shard: what arrives, and the bytes sent."""
 
 from dataclasses import replace
 from functools import partial
@@ -61,7 +61,7 @@ def test_an_exact_gather_has_every_bit_on_every_rank(transport: Transport, dtype
 
 @pytest.mark.parametrize("transport", [Transport(), HPZ, Transport(hpz=2)], ids=repr)
 @pytest.mark.parametrize("weight", ["int8", "float8_e4m3fn"])
-def test_a_quantised_gather_is_the_same_on_every_rank_and_within_half_a_step(weight: Any, transport: Transport):
+def test_a_quantized_gather_is_the_same_on_every_rank_and_within_half_a_step(weight: Any, transport: Transport):
     found = np.asarray(
         jax.jit(on_ranks(lambda x: stored(x, replace(transport, weight=weight)), P(SHARDS)))(shards(WHOLE[0]))
     )
@@ -78,7 +78,7 @@ BOUNDS = {"bfloat16": 2.0**-8, "int8": 1 / 127, "int4": 1.0}
 
 @pytest.mark.parametrize("node_devices", [None, NODE])
 @pytest.mark.parametrize("gradient", BOUNDS)
-def test_a_quantised_sum_is_within_its_bound_and_in_float32(gradient: Any, node_devices: int | None):
+def test_a_quantized_sum_is_within_its_bound_and_in_float32(gradient: Any, node_devices: int | None):
     """Each of n contributions is off by a step at most; in two levels, also each node's sum."""
     transport = Transport(gradient=gradient, node_devices=node_devices)
     wanted = WHOLE.sum(0)
@@ -94,7 +94,7 @@ def test_a_quantised_sum_is_within_its_bound_and_in_float32(gradient: Any, node_
 
 
 @pytest.mark.parametrize("gradient", ["int8", "int4"])
-def test_quantised_sums_of_many_gradients_have_no_bias(gradient: Any):
+def test_quantized_sums_of_many_gradients_have_no_bias(gradient: Any):
     """The error of the mean of n draws falls with n; what is left is far below one step."""
     draws = np.random.default_rng(2).standard_normal((64, RANKS, 8, 64)).astype(np.float32) + 0.05
     transport = Transport(gradient=gradient, node_devices=NODE)
@@ -152,7 +152,7 @@ def test_a_value_that_all_ranks_hold_alike_is_refused(function: Any):
         jax.eval_shape(program, jax.ShapeDtypeStruct((8, 16, 4), jnp.float32))
 
 
-def test_quantised_programs_send_nothing_but_codes():
+def test_quantized_programs_send_nothing_but_codes():
     transport = Transport(weight="int8", gradient="int4", node_devices=NODE)
     program = on_ranks(
         lambda x: scatter_shards(gather_shards(x, SHARDS, 1, transport), SHARDS, 1, transport), P(SHARDS)

@@ -4,7 +4,7 @@ Pallas' interpreter, by Mosaic's in its simulator.
 JAX's are of `tests/pallas/mgpu_ragged_dot_test.py`, of a hundredth of the rows; tokamax' of
 `tokamax/_src/ops/ragged_dot/test_base.py`, as large as there. Each has all three products, of which those tests have
 one or two. Left out is what `grouped_matmul` has no argument for: float32 operands, a dtype of the result of its own,
-and quantised operands, which `grouped_tiled_matmul` has. Mosaic's sides are rounded up to multiples of 64.
+and quantized operands, which `grouped_tiled_matmul` has. Mosaic's sides are rounded up to multiples of 64.
 """
 
 from functools import partial

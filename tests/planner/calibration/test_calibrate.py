@@ -23,7 +23,7 @@ from jaxpar.planner.calibration.compute import matmuls_of
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.profile import Profile, read_profile
-from jaxpar.planner.report.measured import asked_of
+from jaxpar.planner.report.measured import table_lookups
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.launch.loading import ROOT
@@ -130,7 +130,7 @@ def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing
     slower = slow.timer.step(best.layout)
     assert slower.breakdown["matmuls"] == pytest.approx(2 * best.time.breakdown["matmuls"], rel=1e-6)
     assert slower.seconds > 1.2 * best.seconds
-    products = [one for one in asked_of(slow.timer, best.layout) if one.table.what == "matmul"]
+    products = [one for one in table_lookups(slow.timer, best.layout) if one.table.what == "matmul"]
     assert products and all(one.measured for one in products), "the grid is what the time model asks for"
     empty = Search(Space(config, cluster, fixed), hardware=replace(HOPPER, measured=Tables({})))
     assert empty.timer.step(best.layout) == usual.timer.step(best.layout)

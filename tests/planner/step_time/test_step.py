@@ -78,7 +78,7 @@ CONTEXT = Layout(fsdp=2, context=16, zero=3, context_strategy="usp")
         pytest.param("bubble", replace(PIPE, schedule="interleaved", virtual_stages=4), PIPE, 0.6, id="virtual stages"),
         pytest.param("tensor", Layout(fsdp=4, tensor=8), Layout(fsdp=2, tensor=16), 0.5, id="tensor ranks of a host"),
         pytest.param("data", replace(REPLICAS, shard_state=True), REPLICAS, 0.8, id="state over replicas"),
-        pytest.param("data", replace(BASE, wire=Transport(gradient="int4")), BASE, 0.8, id="quantised gradients"),
+        pytest.param("data", replace(BASE, wire=Transport(gradient="int4")), BASE, 0.8, id="quantized gradients"),
         pytest.param("data", replace(MIXED, wire=Transport(hpz=8)), MIXED, 0.95, id="hpZ shards"),
         pytest.param("context", CONTEXT, replace(CONTEXT, context_strategy="ring"), 1.0, id="usp and ring"),
         pytest.param("context", CONTEXT, replace(CONTEXT, context_strategy="ulysses"), 1.0, id="usp and ulysses"),

@@ -5,7 +5,7 @@
 A kill falls while the island starts, in a step, while it saves, or while it waits for the other one. The other island
 runs through. At the end: every round was closed once and the digest of each outer state follows from the one before;
 both islands have had the same outer state, bit for bit, in each round that both were in; each round whose arrays are
-still there gives the stored outer state when it is repeated; and the killed island was counted again after its last
+still there gives the stored outer state when it is repeated; and the killed island was accepted again after its last
 start.
 """
 
@@ -85,7 +85,7 @@ def start(config: Config, board: Board) -> int:
         os._exit(1)
 
 
-def wait_until_counted(exchange: Exchange, name: str, after: int, child: int) -> int:
+def wait_until_accepted(exchange: Exchange, name: str, after: int, child: int) -> int:
     """Wait for a round from `after` on that counts an island; returns it."""
     deadline = time.monotonic() + PATIENCE_S
     index = after
@@ -93,16 +93,16 @@ def wait_until_counted(exchange: Exchange, name: str, after: int, child: int) ->
         closed = exchange.closed(index)
         if closed is not None and name in closed.accepted:
             return index
-        assert time.monotonic() < deadline, f"{name} is not counted in any round from {after} to {index}"
+        assert time.monotonic() < deadline, f"{name} is not accepted in any round from {after} to {index}"
         assert os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None, f"{name} ended"
         index += closed is not None
         time.sleep(0 if closed is not None else 0.01)
 
 
 def wait_until_in_a_round(board: Board, exchange: Exchange, name: str, child: int) -> None:
-    """Wait until an island that was started is counted, and not only for a contribution of before a kill."""
+    """Wait until an island that was started is accepted, and not only for a contribution of before a kill."""
     wait_until(board, child, PLACES["waiting"], 1)
-    wait_until_counted(exchange, name, exchange.newest(), child)
+    wait_until_accepted(exchange, name, exchange.newest(), child)
 
 
 def kill_once(config: Config, exchange: Exchange, draw: random.Random, tally: Counter[str]) -> None:
@@ -181,7 +181,7 @@ def main(folder: Path, kills: int, seed: int) -> tuple[Counter[str], int]:
     exchange, board = Exchange(folder / "exchange", "reader"), Board()
     running = [start(steady, Board())]
     try:
-        wait_until_counted(exchange, "steady", 0, running[0])
+        wait_until_accepted(exchange, "steady", 0, running[0])
         for _ in range(kills):
             kill_once(killed, exchange, draw, tally)
         running.append(start(killed, board))

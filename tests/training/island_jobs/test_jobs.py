@@ -68,10 +68,10 @@ def test_jobs_on_other_meshes_are_diloco(tmp_path: Path):
         for name, array in weights_of(run).items():
             np.testing.assert_allclose(array, weights[name], rtol=0, atol=1e-5 * np.abs(weights[name]).max())
         assert [text for text in recorder.messages if "Round" in text] == [
-            "Round 0: counted a, b.", "Round 1: counted a, b.",
+            "Round 0: accepted a, b.", "Round 1: accepted a, b.",
         ]  # fmt: skip
         metrics = recorder.records[-1].metrics or {}
-        assert (metrics["outer_round"], metrics["islands_counted"], metrics["islands_absent"]) == (1, 2, 0)
+        assert (metrics["outer_round"], metrics["islands_accepted"], metrics["islands_absent"]) == (1, 2, 0)
     first, second = (jax.device_get(weights_of(run)) for run, _ in runs)
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
@@ -97,7 +97,7 @@ def test_an_island_that_comes_late_joins_the_newest_round(tmp_path: Path):
     fit_together(island_config(tmp_path, "a", 12))
     [(b, recorder)] = fit_together(island_config(tmp_path, "b", 8))
     assert "This island joins round 3, with the newest outer state." in recorder.messages
-    assert b.island.round == 4 and "Round 3: counted b." in recorder.messages
+    assert b.island.round == 4 and "Round 3: accepted b." in recorder.messages
     [(c, recorder)] = fit_together(island_config(tmp_path, "c", 4))
     assert "This island joins round 4, with the newest outer state." in recorder.messages
     assert c.island.exchange.closed(4).accepted.keys() == {"c"}  # pyright: ignore[reportOptionalMemberAccess]
@@ -143,8 +143,8 @@ def test_an_island_stops_while_it_waits_and_goes_on_bit_for_bit(tmp_path: Path):
         assert not again.records  # no step before the exchange
         [(b, _)] = fit_together(island_config(tmp_path, "b", **keys))
         done.result()
-    counted = [text for text in again.messages if "counted" in text]
-    assert counted == ["Round 0: counted a, b.", "Round 1: counted a, b."]
+    accepted = [text for text in again.messages if "accepted" in text]
+    assert accepted == ["Round 0: accepted a, b.", "Round 1: accepted a, b."]
     for ended, (wanted, _) in zip((weights_of(run), weights_of(b)), peaceful, strict=True):
         assert all(np.array_equal(array, ended[name]) for name, array in weights_of(wanted).items())
 
@@ -155,7 +155,7 @@ def test_a_stop_in_the_last_round_is_no_end_of_the_run(tmp_path: Path):
     with pytest.raises(UserError, match=r"stopped while the last round, 0, waited for other islands; the same command"):
         island(island_config(tmp_path, "a", 4, **keys)).fit([StoppedWaiting()])
     for run, recorder in fit_together(*(island_config(tmp_path, name, 4, **keys) for name in "ab")):
-        assert "Round 0: counted a, b." in recorder.messages and run.steps_done == 4
+        assert "Round 0: accepted a, b." in recorder.messages and run.steps_done == 4
 
 
 def test_islands_draw_rows_of_their_own(tmp_path: Path):

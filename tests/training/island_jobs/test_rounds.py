@@ -1,4 +1,4 @@
-"""Rounds between islands: the outer update, who is counted, and contributions that are refused."""
+"""Rounds between islands: the outer update, who is accepted, and contributions that are refused."""
 
 import errno
 import json
@@ -166,7 +166,7 @@ def test_what_is_damaged_after_its_round_was_closed_is_not_used(tmp_path: Path):
 
 
 def test_a_contribution_that_was_replaced_after_its_round_was_closed_is_not_used(tmp_path: Path):
-    """Its record and its file fit each other, and are not those that were counted."""
+    """Its record and its file fit each other, and are not those that were accepted."""
     a, b = (Trained(tmp_path / "one", name) for name in "ab")
     a.train()
     b.train()

@@ -85,11 +85,11 @@ def test_tokens_in_codes_on_their_way_to_experts_change_a_step_by_their_rounding
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", SPLIT)
 def test_shared_experts_in_fp8_give_the_numbers_of_one_device(name: str):
-    """Nothing else of the model is quantised; a third of what that changes is the limit."""
+    """Nothing else of the model is quantized; a third of what that changes is the limit."""
     loss, gradients = nonzero_gradients(SmallRun(_in_fp8(SPLIT[name])))
     wanted_loss, wanted = _one_device()
     changed = apart(wanted, _exact()[1])
-    assert 1e-3 < changed < 0.15, "what quantising changes"
+    assert 1e-3 < changed < 0.15, "what quantizing changes"
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss and apart(gradients, wanted) <= changed / 3
 
 
@@ -115,7 +115,7 @@ ROUTED_ON: dict[str, dict[str, Any]] = {
         "parallel": {"expert": 2, "experts": {"exchange": "all_gather"}},
         "memory": {"remat": "full"},
     },
-    "an exception and a quantised layer in one place of two stages": {
+    "an exception and a quantized layer in one place of two stages": {
         "parallel": {"pipe": 2, "expert": 2, "microbatches": 2, "experts": {"exchange": "all_to_all"}}
     },
 }
@@ -135,7 +135,7 @@ def _routed_on_one_device(matmul: str | None) -> tuple[float, Any]:
 @pytest.mark.parametrize("name", ROUTED_ON)
 @pytest.mark.parametrize("matmul", CHANGED)
 def test_routed_experts_in_fp8_give_the_numbers_of_one_device(matmul: str, name: str):
-    """Nothing else of the model is quantised, and the limit is that of shared experts, a third of what that changes.
+    """Nothing else of the model is quantized, and the limit is that of shared experts, a third of what that changes.
     Where tensor ranks do not split sums, layouts differ by which rows are neighbours in tiles, which hardly moves a
     code, and with scales of tensors and rows by nothing."""
     loss, gradients = _routed(ROUTED_ON[name], matmul)
@@ -146,7 +146,7 @@ def test_routed_experts_in_fp8_give_the_numbers_of_one_device(matmul: str, name:
 
 @pytest.mark.long
 @pytest.mark.parametrize("matmul", CHANGED)
-def test_gradients_change_by_a_few_hundredths_where_routed_experts_are_quantised(matmul: str):
+def test_gradients_change_by_a_few_hundredths_where_routed_experts_are_quantized(matmul: str):
     changed = apart(_routed_on_one_device(matmul)[1], _routed_on_one_device(None)[1])
     assert changed == pytest.approx(CHANGED[matmul], rel=0.1)
 

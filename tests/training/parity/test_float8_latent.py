@@ -42,12 +42,12 @@ def _reference(matmul: str | None) -> tuple[float, Any]:
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_give_the_numbers_of_one_device(name: str):
-    """Within the limit of `tests/precision/test_matmul.py`: a third of what quantising itself changes."""
+    """Within the limit of `tests/precision/test_matmul.py`: a third of what quantizing itself changes."""
     loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name], "fp8_current")))
     wanted_loss, wanted = _reference("fp8_current")
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
     exact = apart(wanted, _reference(None)[1])
-    assert 0.03 < exact < 0.15, "what quantising changes"
+    assert 0.03 < exact < 0.15, "what quantizing changes"
     assert apart(gradients, wanted) <= exact / 3
 
 

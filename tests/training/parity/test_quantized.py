@@ -1,6 +1,6 @@
-"""Quantised messages and hpZ shards in full steps: the numbers of the exact step, within what each states.
+"""Quantized messages and hpZ shards in full steps: the numbers of the exact step, within what each states.
 
-hpZ shards change no bit of a weight. Quantised weights and
+hpZ shards change no bit of a weight. Quantized weights and
 gradients are compared by the relative error of the whole gradient, |found - exact| / |exact|, with the errors that
 docs/zeropp.md states; a scale applied twice, a shard of another step or a contribution left out exceed them.
 """
@@ -50,7 +50,7 @@ EXACT: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
+QUANTIZED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
     "bfloat16 gradients": (0.004, {"parallel": {"fsdp": 8, "quantized": {"gradients": "bfloat16"}}}),
     "int8 gradients, replicas in nodes": (
         0.03,
@@ -123,14 +123,14 @@ def size_of(tree: Any) -> float:
 
 
 @pytest.mark.matrix(ci=3)
-@pytest.mark.parametrize("name", QUANTISED)
-def test_quantised_messages_give_them_within_the_stated_error(name: str):
-    limit, sections = QUANTISED[name]
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_messages_give_them_within_the_stated_error(name: str):
+    limit, sections = QUANTIZED[name]
     wanted_loss, loss, wanted, gradients = found(sections)
     weights = sections["parallel"]["quantized"].get("weights")
     assert abs(loss - wanted_loss) <= (0.01 if weights else 1e-5) * wanted_loss
     error = size_of(jax.tree.map(lambda a, b: a - b, gradients, wanted)) / size_of(wanted)
-    assert limit / 20 < error < limit, "not exact, or the messages were not quantised"
+    assert limit / 20 < error < limit, "not exact, or the messages were not quantized"
     if weights is None:
         norms = gradients["final_norm"], wanted["final_norm"]
         assert worst_difference(*norms)[0] <= 1e-5, "norms stay exact"

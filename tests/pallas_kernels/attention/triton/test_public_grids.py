@@ -1,7 +1,7 @@
 """The kinds of cases that JAX's and tokamax' tests of attention have, of fewer tokens, in Pallas' interpreter.
 
 JAX's are of `tests/pallas/mgpu_attention_test.py`, tokamax' of `tokamax/_src/ops/attention/test_base.py`. Left out is
-what `flash_attention` has no argument for: a bias, any mask pair by pair, dropout and quantised inputs.
+what `flash_attention` has no argument for: a bias, any mask pair by pair, dropout and quantized inputs.
 """
 
 from typing import Any, NamedTuple

@@ -16,7 +16,7 @@ from jaxpar.config import load_config
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The configurations that were trained, in order; the loss of a run is 2, and 1% more if anything is quantised."""
+    """The configurations that were trained, in order; the loss of a run is 2, and 1% more if anything is quantized."""
     found = []
 
     def run(command: list[str], **_: Any) -> None:
@@ -45,7 +45,7 @@ def test_each_seed_is_compared_with_the_exact_run_of_its_own(trained: list[Any],
     assert len(trained) == 4, "what is in the folder is not run again"
 
 
-def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_path: Path):
+def test_an_outlier_is_planted_in_quantized_runs_alone(trained: list[Any], tmp_path: Path):
     fp8.main(["--folder", str(tmp_path), "--seeds", "1", "--recipes", "none", "fp8_block", "--outlier", "64"])
     exact, block = trained
     assert block.run.name == "fp8_block-128-outlier64-400-0" and block.precision.matmul == "fp8_block"

@@ -1,4 +1,4 @@
-"""Quantised ops of a layer (`jaxpar.layers.ops.plain`): the groups of a recipe are quantised, all others are plain."""
+"""Quantized ops of a layer (`jaxpar.layers.ops.plain`): the groups of a recipe are quantized, all others are plain."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from jaxpar.mesh.collectives import scatter_sequence
 from jaxpar.precision.dense import products
 from jaxpar.precision.grouped import grouped_products, scales_of_experts
 from jaxpar.precision.matmul import SCALES, WEIGHT_SCALES, GroupScaling, Scales
-from jaxpar.precision.recipe import QuantisedGroups
+from jaxpar.precision.recipe import QuantizedGroups
 from jaxpar.runtime.observed import Maxima
 from jaxpar.runtime.taps import Tap
 
 
 @dataclass(frozen=True)
-class QuantisedMatmul(Matmul):
+class QuantizedMatmul(Matmul):
     """Full matrices multiply in 8 bits, factors in their dtype."""
 
     scaling: GroupScaling = field(kw_only=True)
 
     def gather(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
-        """Full matrices multiply quantised values, which are exchanged apart from the input of factors."""
+        """Full matrices multiply quantized values, which are exchanged apart from the input of factors."""
         firsts = [matrix.factors[0] for matrix in matrices if matrix.factors is not None]
         made = iter(gather_matmul(x, firsts, self.overlap) if firsts else ())
         full, scaling = [matrix for matrix in matrices if matrix.full is not None], self.scaling
@@ -49,7 +49,7 @@ class QuantisedMatmul(Matmul):
     def scatter(self, x: jax.Array, matrix: Matrix) -> jax.Array:
         """Implements that of `Matmul`."""
         full = matrix.full
-        assert full is not None, "products of two are not quantised"
+        assert full is not None, "products of two are not quantized"
         if matrix.factors is not None:  # the sum of both is one message
             (y,) = products(x, [full], self.scaling, gathers=False)
             return scatter_sequence(y + product(matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))
@@ -63,8 +63,8 @@ class QuantisedMatmul(Matmul):
 
 
 @dataclass(frozen=True)
-class QuantisedGrouped(Grouped):
-    """The products of routed experts, quantised where `constants` have the scaling of a group."""
+class QuantizedGrouped(Grouped):
+    """The products of routed experts, quantized where `constants` have the scaling of a group."""
 
     def products(
         self, group: str, x: jax.Array, weights: Sequence[jax.Array], given: Any, **options: Any
@@ -80,10 +80,10 @@ class QuantisedGrouped(Grouped):
 
 
 @dataclass(frozen=True)
-class QuantisedOps(Ops):
+class QuantizedOps(Ops):
     """The ops of the layers of a kind, and those of one of them."""
 
-    groups: QuantisedGroups = field(kw_only=True)
+    groups: QuantizedGroups = field(kw_only=True)
     layer: tuple[Int[Array, ""], TokenContext, Maxima | None] | None = None
     """The layer's number, its tokens, and zeros for what is observed."""
 
@@ -101,7 +101,7 @@ class QuantisedOps(Ops):
     def matmul(self, group: str) -> Matmul:
         """Implements that of `Ops`."""
         scaling, overlap = self._scaling(group), self.overlap.get(group, PLAIN)
-        return Matmul(overlap) if scaling is None else QuantisedMatmul(overlap, scaling=scaling)
+        return Matmul(overlap) if scaling is None else QuantizedMatmul(overlap, scaling=scaling)
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
         """Implements that of `Ops`."""
@@ -113,10 +113,10 @@ class QuantisedOps(Ops):
             # A number, because the loops make gradients of all that they are given.
             exact = None if scaling.exact is None else scaling.exact.astype(jnp.float32)
             constants[group] = vary(replace(scaling, exact=exact, scales=scales, zeros=None))
-        return QuantisedGrouped(constants, observed)
+        return QuantizedGrouped(constants, observed)
 
     def _scaling(self, group: str) -> GroupScaling | None:
-        """The scaling of a group in the layer; None if the group is not quantised."""
+        """The scaling of a group in the layer; None if the group is not quantized."""
         assert self.layer is not None, "scales are those of a layer"
         groups, (layer, tokens, zeros) = self.groups, self.layer
         if group not in groups.columns:
@@ -126,7 +126,7 @@ class QuantisedOps(Ops):
             first, last = groups.exact_layers
             exact = (layer < first) | (layer >= last)
         columns = slice(groups.columns[group].start, groups.columns[group].stop)
-        # A program of layers some of which are exact has matrices that are quantised with each use.
+        # A program of layers some of which are exact has matrices that are quantized with each use.
         stacks = tokens.carried.get(WEIGHT_SCALES, {}).get(groups.kind) if exact is None else None
         squares = None if stacks is None else stacks.of_layer(group, layer)
         if SCALES in tokens.carried:

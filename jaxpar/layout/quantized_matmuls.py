@@ -13,16 +13,16 @@ from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.memory.streaming import of_rows
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.placements import Placements
-from jaxpar.precision.history import QuantisedMatmuls, ScaleHistory
+from jaxpar.precision.history import QuantizedMatmuls, ScaleHistory
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.weight_codes import coded_weights
 from jaxpar.runtime.carried import Carried
 
 
 def carried(config: Config, plan: Plan, placements: Placements, order: LayerOrder) -> Carried[Any]:
-    """The scales of earlier steps, and matrices quantised once a step."""
+    """The scales of earlier steps, and matrices quantized once a step."""
     recipe = recipe_of(config.precision)
-    assert recipe is not None, "quantised matmuls"
+    assert recipe is not None, "quantized matmuls"
     names, layers = tensor_names(config), config.model.layers
     codes = None
     if codes_once(plan):
@@ -31,6 +31,6 @@ def carried(config: Config, plan: Plan, placements: Placements, order: LayerOrde
             shape=(layers, len(names)), storage=placements.storage.dtype, by_rows=of_rows,
         )  # fmt: skip
     if not recipe.from_history:
-        return QuantisedMatmuls(codes)
+        return QuantizedMatmuls(codes)
     tokens = config.data.batch_size * config.data.sequence_length
     return ScaleHistory(codes, recipe, names, layers, config.precision.matmul_options.history, tokens)
