@@ -178,7 +178,7 @@ class Budget:
 
     def _cost(self, config: Config, cluster: Cluster, gpus: int) -> Cost:
         """On so many GPUs. Raises `UserError` where no layout fits."""
-        planned = search_of(config, part_of(cluster, gpus)).choice()
+        planned = search_of(config, part_of(cluster, gpus)).best(1)[0]
         time, spread = planned.candidate.time, planned.spread
         parameters, state = parameter_count(planned.config.model, padded=False), state_per_parameter(config)
         lost = reliability(gpus, parameters, self.mtbf, self.restart, state)

@@ -3,7 +3,7 @@ that no measured run has used."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxpar.config import UserError
 from jaxpar.config.axes import AXES
@@ -98,25 +98,6 @@ def parse_avoided(given: Sequence[str]) -> frozenset[str]:
             several = {OFFLOAD: {ACTIVATIONS, OPTIMIZER}, UNMEASURED: NEVER_MEASURED}
             found |= several.get(name, {name})
     return frozenset(found)
-
-
-TAKEN_BY = {OPTIMIZER: "offload=optimizer", SHARED_ENDS: "pipe_ends=shared"}
-"""Choices of `--fix` that take a mechanism."""
-
-
-def taken_by(name: str, layout: Layout) -> str:
-    """The choice that takes a mechanism of a layout, as in `--fix`."""
-    if name == EXPERT:
-        return f"expert={layout.expert}"
-    return TAKEN_BY.get(name, f"{'context_strategy' if name in STRATEGIES else 'schedule'}={name}")
-
-
-def asked_for(fixed: Mapping[str, str]) -> frozenset[str]:
-    """The mechanisms that choices of `--fix` name."""
-    chosen = {f"{name}={'optimizer' if value == 'all' else value}" for name, value in fixed.items()}
-    named = {name for name, choice in TAKEN_BY.items() if choice in chosen}
-    named |= {EXPERT} if "expert" in fixed else set[str]()
-    return frozenset({*named, fixed.get("schedule", ""), fixed.get("context_strategy", "")})
 
 
 def never_measured(layout: Layout) -> list[str]:
