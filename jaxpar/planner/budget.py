@@ -73,7 +73,7 @@ class Cost:
     tokens_per_s: float
     mfu: float
     stragglers: dict[str, float]
-    """`share` of the time that is lost to stragglers in all, the share that is `counted` in the predicted step, and the
+    """`share` of the time that is lost to stragglers in all, the share that the predicted step has (`in_step`), and the
     `days` and `price` that the rest adds."""
     failures: dict[str, float]
     """`mtbf_hours`, `stall_seconds` and `save_seconds` of a checkpoint, `start_seconds`, `checkpoint_minutes`,
@@ -193,7 +193,7 @@ class Budget:
         return Cost(
             gpus, words.in_one_line(planned.candidate.layout), **priced(days),
             tokens_per_s=time.tokens_per_s_per_gpu * gpus, mfu=time.mfu,
-            stragglers={"share": max(self.stragglers, waiting), "derived": waiting} | priced(days * (slower - 1)),
+            stragglers={"share": max(self.stragglers, waiting), "in_step": waiting} | priced(days * (slower - 1)),
             failures={
                 "mtbf_hours": lost.between / HOUR, "stall_seconds": lost.stall, "save_seconds": lost.save,
                 "start_seconds": lost.start, "checkpoint_minutes": lost.every / 60, "training_share": lost.share,
