@@ -79,7 +79,7 @@ MEASURED_SCHEDULES = ("1f1b", "interleaved")
 PIPELINES = tuple(name for name, family in SCHEDULES.items() if not family.one_rank)
 NEVER_MEASURED = frozenset(
     {name for name in PIPELINES if name not in MEASURED_SCHEDULES}
-    | {"ring", "ulysses", "usp", OPTIMIZER, EXPERT, SHARED_ENDS}
+    | {"ring", "ulysses", "usp", OPTIMIZER, SHARED_ENDS}
 )
 """Mechanisms of which no run is in the data that the time model was fitted to or tested by
 (`benchmarks/validation/data`): their times follow from their messages, copies and tables alone."""
@@ -106,7 +106,6 @@ def never_measured(layout: Layout) -> list[str]:
         *([layout.schedule] if layout.pipe > 1 else []),
         *([layout.context_strategy] if layout.context > 1 else []),
         *([OPTIMIZER] if layout.optimizer_offload else []),
-        *([EXPERT] if layout.expert > 1 else []),
         *([SHARED_ENDS] if layout.shared_ends else []),
     ]
     return [name for name in used if name in NEVER_MEASURED]
