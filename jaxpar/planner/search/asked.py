@@ -78,8 +78,7 @@ UNMEASURED = "unmeasured"
 MEASURED_SCHEDULES = ("1f1b", "interleaved")
 PIPELINES = tuple(name for name, family in SCHEDULES.items() if not family.one_rank)
 NEVER_MEASURED = frozenset(
-    {name for name in PIPELINES if name not in MEASURED_SCHEDULES}
-    | {"ring", "ulysses", "usp", OPTIMIZER, SHARED_ENDS}
+    {name for name in PIPELINES if name not in MEASURED_SCHEDULES} | {"ring", "ulysses", "usp", OPTIMIZER, SHARED_ENDS}
 )
 """Mechanisms of which no run is in the data that the time model was fitted to or tested by
 (`benchmarks/validation/data`): their times follow from their messages, copies and tables alone."""
