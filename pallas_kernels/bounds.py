@@ -1,5 +1,5 @@
 """Bounds of the speed of every kernel and tile, by the functions of `pallas_kernels.expected`: for the page and the
-planner.
+benchmarks of kernels.
 
 `python -m pallas_kernels.bounds` prints the table; docs/kernels.md has its bounds.
 """

@@ -3,7 +3,7 @@
 A step is what a program of a persistent grid does between two loads: of a matmul, a part of the sum for one tile of the
 result; of attention, one block beside one tile. `speeds` divides its FLOPs by the time of each level alone, so that the
 least of them bounds the kernel. Nothing here was measured on our kernels. `pallas_kernels.bounds` has the tiles, for
-its table and for the planner.
+its table and for the benchmarks of kernels.
 """
 
 from __future__ import annotations
@@ -51,13 +51,6 @@ PCIE_L2 = 5.5e12
 """Bytes per second of L2 that Chips and Cheese measured on an H100 PCIe (114 processors, 350 W, 1.4 to 1.75 GHz)."""
 L2_PER_CLOCK = H100.l2 / (H100.processors * H100.clock)
 """Bytes of L2 per clock of a multiprocessor of an H100: 43.9."""
-
-
-def hopper(processors: int, peak: float, hbm: float) -> Machine:
-    """A GPU of compute capability 9.0 by its datasheet: an H100 but for these numbers (an H20 has a quarter of its
-    tensor cores' operations per clock)."""
-    clock = H100.clock
-    return Machine(processors, clock, hbm, L2_PER_CLOCK * processors * clock, tensor=peak / (processors * clock))
 
 
 def blackwell(processors: int, peak: float, hbm: float) -> Machine:

@@ -149,14 +149,14 @@ def test_a_budget_counts_stragglers_beyond_those_of_the_step(folder: Path, capsy
         assert code == 0
         for one in costs:
             lost, trained = one["stragglers"], one["failures"]["training_share"]
-            assert lost["share"] == share and (lost["derived"] > 0) == (one["gpus"] > 8)
+            assert lost["share"] == share and (lost["in_step"] > 0) == (one["gpus"] > 8)
             # All time lost to them, that in the step included, over all time but failures'.
-            assert (lost["derived"] * one["days"] + lost["days"]) / (one["days"] + lost["days"]) == pytest.approx(share)
+            assert (lost["in_step"] * one["days"] + lost["days"]) / (one["days"] + lost["days"]) == pytest.approx(share)
             assert one["total"]["days"] == pytest.approx((one["days"] + lost["days"]) / trained)
             assert one["total"]["price"] == pytest.approx((one["price"] + lost["price"]) / trained)
     code, out, _ = run_plan(capsys, *usual, "--price", "2", "--json", "--stragglers", "0")
     one = json.loads(out)["costs"][-1]
-    assert one["stragglers"]["share"] == one["stragglers"]["derived"] > 0 == one["stragglers"]["days"]
+    assert one["stragglers"]["share"] == one["stragglers"]["in_step"] > 0 == one["stragglers"]["days"]
 
 
 def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pytest.CaptureFixture[str]):

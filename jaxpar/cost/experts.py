@@ -258,8 +258,8 @@ class Experts:
 
     @cached_property
     def outward_share(self) -> float:
-        """Share of the way to the experts in the messages forward."""
-        return self.outward() / (self.outward() + self.message()) if self.sends else 1 / 2
+        """Share of the way to the experts in the messages forward; 0 where nothing is sent."""
+        return self.outward() / (self.outward() + self.message()) if self.sends else 0.0
 
     # ---- groups of matmuls
 

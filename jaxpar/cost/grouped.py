@@ -15,7 +15,6 @@ from __future__ import annotations
 from math import log2
 from typing import Annotated, NamedTuple
 
-from jaxpar.cost.hardware_model import grouped_limit
 from jaxpar.cost.operations import TILES, Device, aligned
 from jaxpar.hardware.sources import cited, derived
 
@@ -76,5 +75,4 @@ class Products(NamedTuple):
         many = log2(max(1, self.groups) / FEW_GROUPS) / log2(MANY_GROUPS / FEW_GROUPS)
         share = 1.0 - (1.0 - MANY) * min(1.0, max(0.0, many))
         rate = device.matmul_rate(item) * share * aligned(n, item)
-        rate = min(rate, grouped_limit(device.machine, n, item))
         return waves * tile * model.multiprocessors * 2.0 * (k + model.matmul_ramp) / rate

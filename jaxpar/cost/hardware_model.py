@@ -1,18 +1,14 @@
-"""The share of its datasheet that a GPU reaches: a dozen numbers per kind, the same for all systems that run on it; and
-the limit of our grouped matmuls by bytes and operations of their steps (`pallas_kernels.bounds`)."""
+"""The share of its datasheet that a GPU reaches: a dozen numbers per kind, the same for all systems that run on it."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Annotated, get_type_hints
 
 from jaxpar.cost.tables import NOTHING, Tables
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.sources import Source, assumed, cited, measured
-from pallas_kernels import bounds
-from pallas_kernels.expected import Machine, blackwell, hopper
 
 PUBLISHED = measured("benchmarks/validation/data/published.csv, fitted once to all sources")
 COLLECTIVES = measured("benchmarks/validation/data/collectives.csv: collectives measured alone")
@@ -144,17 +140,3 @@ def described(model: HardwareModel, gpu: GPU) -> list[tuple[str, float, str, str
         for name, hint in hints.items()
         if name != "measured"
     ]
-
-
-def machine_of(gpu: GPU) -> Machine | None:
-    """Rates of a GPU that our Mosaic kernels are for; None of another."""
-    make = {(9, 0): hopper, (10, 0): blackwell}.get(gpu.compute_capability)
-    return None if make is None else make(gpu.multiprocessors, gpu.training_peak, gpu.hbm_bandwidth)
-
-
-@lru_cache(maxsize=10_000)
-def grouped_limit(machine: Machine | None, columns: int, item: int) -> float:
-    """FLOP/s at most of grouped matmuls of numbers of 1 or 2 bytes; infinite where no kernel of ours multiplies."""
-    if machine is None or item > 2 or (item == 1 and machine.tensor_memory):
-        return float("inf")
-    return bounds.grouped(columns, machine) if item == 2 else bounds.tiled(columns, machine)

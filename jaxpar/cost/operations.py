@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated
 
-from jaxpar.cost.hardware_model import HardwareModel, machine_of
+from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.sources import assumed, cited, derived
-from pallas_kernels.expected import Machine
 
 TILES: Annotated[
     tuple[tuple[int, int, float], ...],
@@ -86,8 +85,6 @@ class Device:
     bandwidth: float
     """Bytes per second of its memory."""
     model: HardwareModel
-    machine: Machine | None = None
-    """Rates that bound our kernels; None of a GPU that they are not for."""
 
     def bytes_seconds(self, moved: float) -> float:
         """Seconds that memory-bound kernels take for so many bytes."""
@@ -216,4 +213,4 @@ def padded_width(width: int) -> int:
 def device_of(gpu: GPU, model: HardwareModel) -> Device:
     """A GPU of the catalogue that reaches the shares of `model`."""
     peaks = gpu.training_peak, gpu.peaks.get("float8", 0.0), gpu.peaks["float32"]
-    return Device(*peaks, gpu.hbm_bandwidth, model, machine_of(gpu))
+    return Device(*peaks, gpu.hbm_bandwidth, model)

@@ -16,11 +16,11 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from jaxpar.hardware.sources import chosen
+from jaxpar.hardware.sources import assumed
 
-NEAR: Annotated[float, chosen("how far measured shapes reach")] = 2.0
+NEAR: Annotated[float, assumed("how far measured shapes reach")] = 2.0
 """Largest factor between each size that is asked for and that of a row."""
-NEAREST: Annotated[int, chosen("how many measured shapes a time is from")] = 8
+NEAREST: Annotated[int, assumed("how many measured shapes a time is from")] = 8
 """Rows that decide."""
 
 

@@ -73,7 +73,7 @@ class Cost:
     tokens_per_s: float
     mfu: float
     stragglers: dict[str, float]
-    """`share` of the time that is lost to stragglers in all, the share that is `counted` in the predicted step, and the
+    """`share` of the time that is lost to stragglers in all, the share that the predicted step has (`in_step`), and the
     `days` and `price` that the rest adds."""
     failures: dict[str, float]
     """`mtbf_hours`, `stall_seconds` and `save_seconds` of a checkpoint, `start_seconds`, `checkpoint_minutes`,
@@ -178,7 +178,7 @@ class Budget:
 
     def _cost(self, config: Config, cluster: Cluster, gpus: int) -> Cost:
         """On so many GPUs. Raises `UserError` where no layout fits."""
-        planned = search_of(config, part_of(cluster, gpus)).choice()
+        planned = search_of(config, part_of(cluster, gpus)).best(1)[0]
         time, spread = planned.candidate.time, planned.spread
         parameters, state = parameter_count(planned.config.model, padded=False), state_per_parameter(config)
         lost = reliability(gpus, parameters, self.mtbf, self.restart, state)
@@ -193,7 +193,7 @@ class Budget:
         return Cost(
             gpus, words.in_one_line(planned.candidate.layout), **priced(days),
             tokens_per_s=time.tokens_per_s_per_gpu * gpus, mfu=time.mfu,
-            stragglers={"share": max(self.stragglers, waiting), "derived": waiting} | priced(days * (slower - 1)),
+            stragglers={"share": max(self.stragglers, waiting), "in_step": waiting} | priced(days * (slower - 1)),
             failures={
                 "mtbf_hours": lost.between / HOUR, "stall_seconds": lost.stall, "save_seconds": lost.save,
                 "start_seconds": lost.start, "checkpoint_minutes": lost.every / 60, "training_share": lost.share,

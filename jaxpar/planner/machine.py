@@ -23,6 +23,8 @@ CORE_FLOPS: Annotated[float, assumed("two 8-wide FMA units at about 1.6 GHz, to 
 """Float32 FLOP/s of a core."""
 MACHINE_BANDWIDTH: Annotated[float, assumed("two channels of DDR4")] = 20e9
 """Bytes a second of a machine's memory."""
+LINK_SECONDS: Annotated[float, assumed("processes that exchange messages through memory, to set the scale")] = 50e-6
+"""Seconds before a message between virtual devices sends anything."""
 
 
 def cpu_cluster(devices: int, hosts: int = 1) -> Cluster:
@@ -34,7 +36,7 @@ def cpu_cluster(devices: int, hosts: int = 1) -> Cluster:
     cores = os.cpu_count() or 1
     memory = host_memory()
     flops, bandwidth = CORE_FLOPS * cores / devices, MACHINE_BANDWIDTH / devices
-    link = Link("memory", bandwidth / 2, 50e-6, "the machine's memory")
+    link = Link("memory", bandwidth / 2, LINK_SECONDS, "the machine's memory")
     gpu = GPU(
         short=CPU,
         name=f"CPU ({cores} cores shared by {devices} virtual devices)",

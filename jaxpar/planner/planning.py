@@ -77,9 +77,6 @@ class Planning:
         factor, placed = 1.0 if spread is None else spread.factor, len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
-        plans = search.measured_first(plans)
-        gain = words.gain(plans)
-        plans = plans[: self.top]
         if spread is not None:
             plans = [one.on(spread) for one in plans]
         plans, verified = self._verified(plans, search)
@@ -89,7 +86,7 @@ class Planning:
         if self.json:
             self._print_json(plans, verified, shared, islands)
             return
-        print_plans(plans, search.effort, screen(), None if verified else gain)
+        print_plans(plans, search.effort, screen())
         if shared:
             print_splits(shared, config.rl.mode, screen())
         if islands is not None:
@@ -202,8 +199,8 @@ def planned_config(config: Config) -> Config:
 
 
 def best_plan(config: Config, cluster: Cluster) -> Planned:
-    """The first choice on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
-    return search_of(planned_config(config), cluster).choice()
+    """The best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
+    return search_of(planned_config(config), cluster).best(1)[0]
 
 
 def hosts_of_one_kind(text: str) -> Cluster:

@@ -10,7 +10,6 @@ from pallas_kernels.expected import (
     PCIE_L2,
     attention_backward_step,
     bound,
-    hopper,
     matmul_step,
     speeds,
     tiled_step,
@@ -88,8 +87,3 @@ def test_a_blackwell_waits_for_its_caches_where_a_hopper_multiplies() -> None:
     assert each["tensor"] == pytest.approx(2250e12) and each["l2"] < 0.5 * each["tensor"]
     assert bounds.grouped(2048, B200) == each["l2"]
     assert bounds.grouped(2048, H100) == bound(matmul_step(256))
-
-
-def test_an_h20_has_the_caches_of_its_multiprocessors_and_a_part_of_the_tensor_cores() -> None:
-    h20 = hopper(78, 148e12, 4e12)
-    assert h20.l2 / H100.l2 == pytest.approx(78 / 132) and bounds.grouped(2048, h20) == pytest.approx(148e12)

@@ -157,7 +157,7 @@ def planned_curve(config: Config, cluster: Cluster) -> Curve:
     parameters, last = parameter_count(config.model, padded=False), ""
     for gpus in numbers_of(cluster):
         try:
-            best = search_of(config, part_of(cluster, gpus)).choice().candidate
+            best = search_of(config, part_of(cluster, gpus)).best(1)[0].candidate
         except UserError as error:
             last = f"on {gpus}: {error}"
             continue

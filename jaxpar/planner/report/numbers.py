@@ -15,12 +15,13 @@ import jaxpar.compiler
 import jaxpar.cost
 import jaxpar.hardware
 import jaxpar.planner
+import jaxpar.trace
 from jaxpar.cost.hardware_model import HardwareModel, described
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.sources import Source
 from jaxpar.pages.units import count, plain, seconds
 
-PACKAGES = (jaxpar.cost, jaxpar.hardware, jaxpar.compiler, jaxpar.planner)
+PACKAGES = (jaxpar.cost, jaxpar.hardware, jaxpar.compiler, jaxpar.planner, jaxpar.trace)
 """Packages whose numbers have a source."""
 
 

@@ -17,8 +17,8 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Effort, Planned
 
 
-def print_plans(plans: Sequence[Planned], effort: Effort, console: Console, gain: str | None = None) -> None:
-    """Print the result of a search; `gain` is a sentence on the layouts that rest on no published run."""
+def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> None:
+    """Print the result of a search."""
     best, lines = plans[0], partial(print_lines, console)
     data = best.config.data
     rows = f"{plural(data.batch_size, 'row')} of {plural(data.sequence_length, 'token')}"
@@ -38,7 +38,7 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console, gain
         made.add_row(*row)
     console.print(made)
     lines(*words.meanings(plans), style="dim")
-    lines(*filter(None, [words.without_evidence(plans), gain]))
+    lines(*filter(None, [words.without_evidence(plans)]))
     if best.spread is not None:
         lines(words.certainty(plans, best.spread))
     if best.candidate.memory.host:

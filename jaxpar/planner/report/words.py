@@ -15,7 +15,7 @@ from jaxpar.config.spelling import one_of, printable
 from jaxpar.cost.layout import Layout
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.pages.units import percent, plural, seconds, size
-from jaxpar.planner.search.asked import never_measured, taken_by
+from jaxpar.planner.search.asked import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.step_time.chunks import why_padded
@@ -194,24 +194,9 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
     return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
 
 
-def gain(plans: Sequence[Planned]) -> str | None:
-    """The gain of the fastest plan over the first, which rests on published runs; None if it is the first."""
-    best, fastest = plans[0].candidate, min((one.candidate for one in plans), key=lambda one: one.seconds)
-    if fastest.seconds == best.seconds:
-        return None
-    names = never_measured(fastest.layout)
-    taking = " ".join(f"--fix {taken_by(name, fastest.layout)}" for name in names)
-    less = percent(1 - fastest.seconds / best.seconds)
-    return (
-        f"{axes(fastest.layout)} would take {seconds(fastest.seconds)}, {less} less than 1, if no more is lost to "
-        f"{one_of(names)} than is predicted: {taking} plans with it, --verify compiles it"
-    )
-
-
 def certainty(plans: Sequence[Planned], spread: Spread) -> str:
     """Sentences on the intervals, the knowledge of the system, and the plans that may be as fast as the best."""
-    best = plans[0].candidate.seconds
-    others = [one.candidate.seconds for one in plans[1:] if one.candidate.seconds >= best]
+    best, *others = (one.candidate.seconds for one in plans)
     text = "80%: four of five measured steps are inside, as of published runs of other systems"
     if spread.runs:
         ratio = spread.factor - 1
@@ -272,13 +257,12 @@ def limit(planned: Planned) -> str:
 
 
 def difference(best: Candidate, other: Candidate) -> str:
-    """How much slower another layout is, and where it loses the time; or how much faster, and where it gains it."""
+    """How much slower another layout is, and where it loses the time."""
     lost = {name: other.time.breakdown.get(name, 0.0) - value for name, value in best.time.breakdown.items()}
+    worst = max(lost, key=lost.__getitem__)
     slower = other.seconds / best.seconds - 1
-    most = (min if slower < 0 else max)(lost, key=lost.__getitem__)
-    changed = f"{seconds(abs(lost[most]))} {'less' if slower < 0 else 'more'} of {PARTS[most][0]}"
-    text = changed if lost[most] * slower > 0 else "about the same"
-    return f"{percent(abs(slower))} {'faster' if slower < 0 else 'slower'}: {text}"
+    more = f"{seconds(lost[worst])} more of {PARTS[worst][0]}" if lost[worst] > 0 else "about the same"
+    return f"{percent(slower)} slower: {more}"
 
 
 def parts(breakdown: Mapping[str, float], step: float) -> list[str]:

@@ -3,7 +3,7 @@ that no measured run has used."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxpar.config import UserError
 from jaxpar.config.axes import AXES
@@ -78,8 +78,7 @@ UNMEASURED = "unmeasured"
 MEASURED_SCHEDULES = ("1f1b", "interleaved")
 PIPELINES = tuple(name for name, family in SCHEDULES.items() if not family.one_rank)
 NEVER_MEASURED = frozenset(
-    {name for name in PIPELINES if name not in MEASURED_SCHEDULES}
-    | {"ring", "ulysses", "usp", OPTIMIZER, EXPERT, SHARED_ENDS}
+    {name for name in PIPELINES if name not in MEASURED_SCHEDULES} | {"ring", "ulysses", "usp", OPTIMIZER, SHARED_ENDS}
 )
 """Mechanisms of which no run is in the data that the time model was fitted to or tested by
 (`benchmarks/validation/data`): their times follow from their messages, copies and tables alone."""
@@ -100,32 +99,12 @@ def parse_avoided(given: Sequence[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-TAKEN_BY = {OPTIMIZER: "offload=optimizer", SHARED_ENDS: "pipe_ends=shared"}
-"""Choices of `--fix` that take a mechanism."""
-
-
-def taken_by(name: str, layout: Layout) -> str:
-    """The choice that takes a mechanism of a layout, as in `--fix`."""
-    if name == EXPERT:
-        return f"expert={layout.expert}"
-    return TAKEN_BY.get(name, f"{'context_strategy' if name in STRATEGIES else 'schedule'}={name}")
-
-
-def asked_for(fixed: Mapping[str, str]) -> frozenset[str]:
-    """The mechanisms that choices of `--fix` name."""
-    chosen = {f"{name}={'optimizer' if value == 'all' else value}" for name, value in fixed.items()}
-    named = {name for name, choice in TAKEN_BY.items() if choice in chosen}
-    named |= {EXPERT} if "expert" in fixed else set[str]()
-    return frozenset({*named, fixed.get("schedule", ""), fixed.get("context_strategy", "")})
-
-
 def never_measured(layout: Layout) -> list[str]:
     """The mechanisms of a layout that no measured run has used."""
     used = [
         *([layout.schedule] if layout.pipe > 1 else []),
         *([layout.context_strategy] if layout.context > 1 else []),
         *([OPTIMIZER] if layout.optimizer_offload else []),
-        *([EXPERT] if layout.expert > 1 else []),
         *([SHARED_ENDS] if layout.shared_ends else []),
     ]
     return [name for name in used if name in NEVER_MEASURED]

@@ -37,7 +37,7 @@ from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.memo import Memo, no_collection
 from jaxpar.planner.search.activation_planner import ActivationPlanner
-from jaxpar.planner.search.asked import ACTIVATIONS, NEVER_MEASURED, asked_for, never_measured
+from jaxpar.planner.search.asked import ACTIVATIONS
 from jaxpar.planner.search.bounds import Bounds
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
@@ -159,28 +159,6 @@ class Search:
             return self.best(1)[0]
         except UserError:
             return None
-
-    def choice(self) -> Planned:
-        """The layout that a user gets: the first of `measured_first`. Raises `UserError`."""
-        return self.measured_first(self.best(1))[0]
-
-    def measured_first(self, plans: list[Planned]) -> list[Planned]:
-        """The best layout whose mechanisms published runs used, or `--fix` names, before `plans`, the best of all;
-        these as they are if their first is such a layout, if none fits, and on CPUs, of which no run is published."""
-        mechanisms = NEVER_MEASURED - asked_for(self.space.fixed)
-        known = [one for one in plans if mechanisms.isdisjoint(never_measured(one.candidate.layout))]
-        if is_cpu(self.cluster) or known[:1] == plans[:1]:
-            return plans
-        near = known and known[0].candidate.seconds <= NEAR * plans[0].candidate.seconds
-        first = known[0] if near else self.avoiding(mechanisms).first()
-        return plans if first is None else [first, *(one for one in plans if one.candidate.key != first.candidate.key)]
-
-    def avoiding(self, mechanisms: frozenset[str]) -> Search:
-        """The same search without some mechanisms."""
-        space = replace(self.space, avoided=self.space.avoided | mechanisms)
-        other = replace(self, space=space, effort=Effort(), evaluated=[], _within=float("inf"), _wanted=1, _keys=set())
-        other.model = self.model
-        return other
 
     def fastest_below(self, seconds: float) -> float | None:
         """Seconds of the best layout that jaxpar would run, if they are below `seconds`; slower ones are not timed."""

@@ -26,8 +26,12 @@ ROUNDING = 1e-6
 
 
 def literals(node: ast.AST, whole: bool) -> list[float]:
-    """Numbers that are written in an expression; whole ones only where asked for."""
+    """Numbers that are written in an expression, quotients of two among them; whole ones only where asked for."""
     found = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+    for one in ast.walk(node):
+        match one:
+            case ast.BinOp(ast.Constant(int() as above), ast.Div(), ast.Constant(int() as below)):
+                found.append(above / below)
     return [one for one in found if isinstance(one, float) or (whole and type(one) is int)]
 
 
@@ -54,12 +58,12 @@ def test_numbers_have_a_source() -> None:
 
 def test_a_number_without_a_source_is_found() -> None:
     module = ModuleType("jaxpar.cost.example")
-    text = "SHARE = 0.9\nNAMED: int = 3\n\ndef of(x):\n    return 2.0 * x + 0.25\n"
+    text = "SHARE = 0.9\nNAMED: int = 3\n\ndef of(x):\n    return 2.0 * x + 0.25 + 1 / 8\n"
     module.__file__, spec = "example", importlib.util.spec_from_loader("jaxpar.cost.example", None)
     module.__spec__ = spec
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(inspect, "getsource", lambda _: text)
-        assert list(without_source(module)) == ["SHARE", "NAMED", "0.25"]
+        assert list(without_source(module)) == ["SHARE", "NAMED", "0.25", "0.125"]
 
 
 def test_sources_that_were_measured_here_exist() -> None:
