@@ -55,7 +55,8 @@ def _print_answers(options: argparse.Namespace) -> None:
 
     config = load_config(options.config, options.overrides)
     if draws_here(config):
-        print_splits(of_run(config, parse_cluster(options.cluster)), config.rl.mode, screen(INSPECT_WIDTH))
+        cluster = parse_cluster(options.cluster)
+        print_splits(of_run(config, cluster), config.rl.mode, cluster, screen(INSPECT_WIDTH))
 
 
 if __name__ == "__main__":

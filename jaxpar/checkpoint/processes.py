@@ -1,8 +1,8 @@
 """Agreement between the processes of a job, over JAX's coordination service and not over the devices.
 
-All calls but those of notes are collective: every process makes them, in the same order, on its main thread, or, with
-the name of a meeting, on any. Process 0 does what grows with the number of processes, once for each `gather`: the
-others send and receive a fixed number of messages (`benchmarks/agreement.py` counts them).
+All calls but those of notes are collective: every process makes them, in the same order, on its main thread, or, for
+`gather` with a name, on any. Process 0 does what grows with the number of processes, once for each `gather`: the others
+send and receive a fixed number of messages (`benchmarks/agreement.py` counts them).
 """
 
 from __future__ import annotations
@@ -110,60 +110,38 @@ def _why(error: Exception, late: str) -> str:
     )
 
 
-def from_first[T](work: Callable[[], T], *, meeting: str | None = None) -> T:
+def from_first[T](work: Callable[[], T]) -> T:
     """The result of `work` (a JSON value), which runs on process 0 only; its error is raised on every process.
 
-    Process 0 does not wait for the others, unless there is a meeting or the service holds more than `MOST_FILED` of its
-    answers.
-
-    Args:
-        work: makes the result.
-        meeting: see `gather`.
+    Process 0 does not wait for the others, unless the service holds more than `MOST_FILED` of its answers.
 
     Raises:
         CheckpointError: `work` raised an error. Process 0 raises the original.
         TimeoutError: the service failed, or process 0 gave no answer in `PATIENCE_S`.
     """
+    global _stored
     if jax.process_count() == 1:
         return work()
-    if meeting is not None:
-        return _from_first_at(meeting, work)
     if _stored > MOST_FILED:  # all processes have counted the same
         gather("")
     key = f"jaxpar/answers/{_current}/{next(_answers)}"
-    return _answer(key, work, until_gathering=True)
-
-
-def _from_first_at[T](meeting: str, work: Callable[[], T]) -> T:
-    """`from_first` on any thread; all processes have read the answer when it returns."""
-    key = f"jaxpar/told/{meeting}"
-    try:
-        return _answer(key, work, until_gathering=False)
-    finally:
-        gather("", meeting=f"{meeting} was told")
-        if is_first():
-            _client().key_value_delete(key)
-            traffic.add(key)
-
-
-def _answer[T](key: str, work: Callable[[], T], *, until_gathering: bool) -> T:
-    """The result of `work` on process 0, by way of `key`; whether it stays there `until_gathering`."""
     if is_first():
-        return _tell(key, work, until_gathering=until_gathering)
+        return _tell(key, work)
     try:
         text = _client().blocking_key_value_get(key, PATIENCE_S * 1000)
     except jax.errors.JaxRuntimeError as error:
         raise TimeoutError(_why(error, f"process 0 has not answered for {PATIENCE_S} seconds")) from error
     traffic.add(key, text)
-    _count(text if until_gathering else "")
+    _stored += len(text)
     first = json.loads(text)
     if "error" in first:
         raise CheckpointError(first["error"])
     return first["value"]
 
 
-def _tell[T](key: str, work: Callable[[], T], *, until_gathering: bool) -> T:
-    """On process 0: the result of `work`, once it is under `key` for the others."""
+def _tell[T](key: str, work: Callable[[], T]) -> T:
+    """On process 0: the result of `work`, once it is stored under `key` for the others."""
+    global _stored
     text = json.dumps({"error": "process 0 was interrupted"})
     try:
         value = work()
@@ -174,14 +152,8 @@ def _tell[T](key: str, work: Callable[[], T], *, until_gathering: bool) -> T:
     finally:
         _client().key_value_set(key, text)
         traffic.add(key, text)
-        _count(text if until_gathering else "")
+        _stored += len(text)
     return json.loads(text)["value"]
-
-
-def _count(text: str) -> None:
-    """Count the characters of an answer that stays with the service."""
-    global _stored
-    _stored += len(text)
 
 
 def judged[T](text: str, judge: Callable[[list[str]], T]) -> T:

@@ -17,25 +17,17 @@ def is_reinforcement(config: Config) -> bool:
 def training_part(config: Config, cluster: Cluster) -> Cluster:
     """The devices of a cluster that train: those that `rl.sampler.devices` leaves. Raises `UserError`."""
     taken = config.rl.sampler.devices
-    return cluster if taken is None else share_of_hosts(cluster, cluster.devices - taken)
-
-
-def share_of_hosts(cluster: Cluster, devices: int) -> Cluster:
-    """A number of a cluster's devices, as many of each host: of the step or of the sampler beside it. Raises
-    `UserError`."""
-    each, rest = divmod(devices, cluster.hosts)
-    if rest or not 0 < each < cluster.gpus_per_host or len(cluster.groups) > 1:
-        raise UserError(
-            f"rl.sampler.devices: {devices} of {plural(cluster.devices, 'device')} would be one side; expected as many "
-            f"of each of {plural(cluster.hosts, 'host')} of a single kind, which has {cluster.gpus_per_host}, and one "
-            "left"
-        )
-    return replace(cluster, name=f"{devices} GPUs", gpus_per_host=each)
+    return cluster if taken is None else part_of(cluster, cluster.devices - taken)
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
-    """A part of a cluster with a number of devices: of one host, or of several full hosts."""
+    """A part of a cluster with a number of devices: of one host, or of several full hosts. Raises `UserError`."""
+    group, *others = cluster.groups
     each = min(devices, cluster.gpus_per_host)
-    (group,) = cluster.groups
+    if devices < 1 or devices % each or others:
+        raise UserError(
+            f"rl.sampler.devices: {devices} of {plural(cluster.devices, 'device')} would be one side; expected whole "
+            f"hosts of {cluster.gpus_per_host}, or a share of one host, of a single kind"
+        )
     groups = (replace(group, hosts=devices // each),)
     return replace(cluster, name=f"{devices} GPUs", groups=groups, gpus_per_host=each)

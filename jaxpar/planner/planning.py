@@ -88,7 +88,7 @@ class Planning:
             return
         print_plans(plans, search.effort, screen())
         if shared:
-            print_splits(shared, config.rl.mode, screen())
+            print_splits(shared, config.rl.mode, cluster, screen())
         if islands is not None:
             print_offers(islands, screen())
         notes = [*filter(None, (idle, line))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from jaxpar.compiler.report.screen import print_lines, table
-from jaxpar.compiler.shares import is_reinforcement, share_of_hosts, training_part
+from jaxpar.compiler.shares import is_reinforcement, part_of, training_part
 from jaxpar.config import Config, UserError
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig
@@ -83,9 +83,9 @@ class Split:
             sizes = {axis: getattr(layout, axis) for axis in ("fsdp", "expert", "context", "tensor")}
             # Written though it is 1: a sampler without any size draws in the layout of the step.
             asked += [f"rl.sampler.{axis}={ranks}" for axis, ranks in sizes.items() if ranks > 1 or axis == "fsdp"]
-        if self.sampler and mode != "sync":
-            return asked
-        return [*asked, f"rl.mode={'one_step_off' if self.sampler else 'sync'}"]
+        if self.sampler:
+            return asked if mode != "sync" else [*asked, "rl.mode=one_step_off"]
+        return [*asked, "rl.mode=sync", *(["rl.staleness=null"] if mode == "async" else [])]
 
     def to_dict(self) -> dict[str, float | int | bool]:
         """The split as JSON values."""
@@ -104,7 +104,8 @@ def draws_here(config: Config) -> bool:
 
 
 def splits(config: Config, cluster: Cluster, search: Search, trained: Planned) -> list[Split]:
-    """Time and memory of a batch on all devices in turns, and on devices apart for each split, the fastest first.
+    """Time and memory of a batch on all devices in turns, and on devices apart for each split of a host, the fastest
+    first.
 
     Args:
         config: of the run.
@@ -118,9 +119,9 @@ def splits(config: Config, cluster: Cluster, search: Search, trained: Planned) -
     taken = config.rl.sampler.devices
     ways = [] if taken is not None else _in_turns(config, search, trained)
     for devices in [taken] if taken is not None else _sampler_sizes(cluster):
-        left = trained if taken is not None else search.on(share_of_hosts(cluster, cluster.devices - devices)).first()
+        left = trained if taken is not None else search.on(part_of(cluster, cluster.devices - devices)).first()
         if left is not None:
-            ways += _apart(config, search, left, share_of_hosts(cluster, devices))
+            ways += _apart(config, search, left, part_of(cluster, devices))
     return sorted(_checked(ways, config), key=lambda one: (not one.fits, one.seconds))
 
 
@@ -134,7 +135,7 @@ def of_run(config: Config, cluster: Cluster) -> list[Split]:
     trained = Planned(config, plan, training, candidate, search.usable)
     if config.rl.sampler.devices is None:
         return _checked(_in_turns(config, search, trained)[:1], config)
-    return _checked(_apart(config, search, trained, share_of_hosts(cluster, config.rl.sampler.devices)), config)
+    return _checked(_apart(config, search, trained, part_of(cluster, config.rl.sampler.devices)), config)
 
 
 def _checked(ways: list[Split], config: Config) -> list[Split]:
@@ -150,8 +151,8 @@ def _checked(ways: list[Split], config: Config) -> list[Split]:
     return ways
 
 
-def print_splits(ways: Sequence[Split], mode: str, console: Console) -> None:
-    """Print a table of splits, and the settings of the best one apart."""
+def print_splits(ways: Sequence[Split], mode: str, cluster: Cluster, console: Console) -> None:
+    """Print a table of splits of a cluster, and the settings of the best one apart."""
     heads = "sampler", "its mesh", "draws", "token", "trainer's mesh", "learns", "update", "batch", "waits", "memory"
     made = table(heads, ("sampler", "its mesh", "trainer's mesh"), "A batch of answers")
     for one in ways:
@@ -171,6 +172,11 @@ def print_splits(ways: Sequence[Split], mode: str, console: Console) -> None:
     if len(ways) > 1:
         how = "planned again with" if best.sampler else "with"
         texts.append(f"The least time that fits, {how} {' '.join(f'--set {one}' for one in best.settings(mode))}")
+    if cluster.hosts > 1:
+        texts.append(
+            f"A job on {cluster.hosts} hosts has several processes and draws in turns: rl.sampler.devices needs one "
+            "process."
+        )
     print_lines(console, *texts, style="dim")
 
 
@@ -232,7 +238,7 @@ def _drawer(config: Config, search: Search, cluster: Cluster) -> Drawer:
 
 
 def _sampler_sizes(cluster: Cluster) -> Iterator[int]:
-    """Devices that a sampler may have: as many of each host."""
-    every = [cluster.hosts * devices for devices in range(1, cluster.gpus_per_host)]
+    """Devices that a sampler may have: a share of a single host, since a job on several has several processes."""
+    every = range(1, cluster.gpus_per_host) if cluster.hosts == 1 else range(0)
     stride = -(-len(every) // SPLITS) if every else 1
     yield from every[stride - 1 :: stride]

@@ -34,7 +34,6 @@ from jaxpar.rl.room import check_room
 from jaxpar.rl.sampling.buffer import RolloutBuffer
 from jaxpar.rl.sampling.rollouts import Rollouts, SavedRollouts
 from jaxpar.rl.sampling.sampler import CurrentScores, Sampler, split_devices
-from jaxpar.rl.told import told_by_first
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.run.run import Run
 
@@ -68,12 +67,10 @@ class RolloutRun(Run):
         """Bytes of a device beside its steps; None where a server draws."""
         if self.memory is not None:
             check_rollouts_fit(self, self._sampler, self.memory)
-        self._steps_of_batch, several = rl.minibatches * rl.epochs, jax.process_count() > 1
-        # XLA launches the programs of CPUs one after another, and processes must agree on the order.
-        beside = self._sampler.apart and not (several and self.mesh.devices.flat[0].platform == "cpu")
+        self._steps_of_batch = rl.minibatches * rl.epochs
         self._buffer = RolloutBuffer(
             self._rollouts, self._sampler.placed, {"sync": 0, "one_step_off": 1}.get(rl.mode, rl.staleness or 0),
-            beside=beside, newest=beside and rl.mode == "async" and not several, together=several,
+            beside=self._sampler.apart, newest=self._sampler.apart and rl.mode == "async",
         )  # fmt: skip
         self._experience: Experience | None = None
         """The batch of answers of the last step."""
@@ -258,7 +255,7 @@ class RolloutRun(Run):
         """The reward of each answer [prompt, answer], those of a prompt side by side; NaN without one."""
         texts = [self._text(one) for one in answers]
         groups = [([answers[at].prompt.record] * group, texts[at : at + group]) for at in range(0, len(answers), group)]
-        rewards = told_by_first(lambda: self.rewarder.rewards(groups))
+        rewards = from_first(lambda: [self.rewarder.rewards(records, texts) for records, texts in groups])
         return np.array(rewards, np.float64) + np.reshape([one.reward for one in answers], (-1, group))
 
     def _text(self, answer: Answer) -> str:

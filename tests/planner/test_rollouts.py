@@ -1,15 +1,19 @@
 """Drawing answers by prediction: a token reads weights and cache; splits of the devices."""
 
+import re
 from argparse import Namespace
 from dataclasses import replace
-from types import SimpleNamespace
+from io import StringIO
 from typing import Any
 
+import jax
 import pytest
+from rich.console import Console
 
-from jaxpar.compiler.shares import share_of_hosts, training_part
+from jaxpar.compiler.shares import part_of, training_part
 from jaxpar.config import Config, ParallelConfig, load_config, with_overrides
 from jaxpar.cost.layout import Layout
+from jaxpar.hardware.cluster import Cluster
 from jaxpar.inspect import _print_answers
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.checks.validate import validate
@@ -17,7 +21,7 @@ from jaxpar.pages.units import seconds, size
 from jaxpar.planner.drawing import Drawer
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import planned_config
-from jaxpar.planner.rollouts import draws_here, of_run, splits
+from jaxpar.planner.rollouts import Split, draws_here, of_run, print_splits, splits
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.step_time.common import Common
@@ -109,35 +113,53 @@ def test_the_devices_are_split_where_both_sides_take_as_long():
     assert any(setting.startswith("rl.sampler.devices=") for one in found for setting in one.settings("sync"))
 
 
-def test_devices_of_a_sampler_are_as_many_of_each_host():
+def test_devices_of_a_sampler_are_whole_hosts_or_a_share_of_one():
     config = config_of(**{"sampler.devices": 8})
-    left = training_part(config, named_cluster("h100:4x8"))
-    assert (left.hosts, left.gpus_per_host) == (4, 6)
-    assert share_of_hosts(named_cluster("h100:1x8"), 3).devices == 3
-    for devices in (10, 32):
-        with refused("rl.sampler.devices", "as many of each of 4 hosts"):
-            share_of_hosts(named_cluster("h100:4x8"), devices)
+    assert training_part(config, named_cluster("h100:4x8")).devices == 24
+    assert part_of(named_cluster("h100:1x8"), 3).devices == 3
+    with refused("rl.sampler.devices", "whole hosts of 8"):
+        part_of(named_cluster("h100:4x8"), 12)
+
+
+def printed_settings(ways: list[Split], mode: str, cluster: Cluster) -> list[str]:
+    out = StringIO()
+    print_splits(ways, mode, cluster, Console(file=out, width=500))
+    return re.findall(r"--set (\S+)", out.getvalue())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("cluster", ["h100:1x4", "h100:2x2"])
-def test_a_run_with_the_settings_of_a_split_takes_its_time(cluster: str):
-    """It has the layouts that were timed, on devices that the processes of the hosts share."""
+def test_a_run_takes_the_settings_of_each_split_and_its_time(monkeypatch: pytest.MonkeyPatch, cluster: str):
+    """Whichever `rl.mode` it had before. A host has a process, of which several draw in turns."""
     where = named_cluster(cluster)
     config = planned_config(config_of())
     search = Search(Space(config, where))
     found = splits(config, where, search, search.best(1)[0])
-    assert {0} < {one.sampler for one in found} and any(one.copies == 2 for one in found)
-    devices: list[Any] = [SimpleNamespace(process_index=at // where.gpus_per_host) for at in range(where.devices)]
-    for one in found:
-        asked = with_overrides(one.trained.config, one.settings("sync"))
-        validate(asked)
-        (again,) = of_run(asked, where)
-        assert (again.sampler, again.copies, again.drawing.layout) == (one.sampler, one.copies, one.drawing.layout)
-        assert again.seconds == pytest.approx(one.seconds, rel=1e-3)
-        trainers, samplers = split_devices(asked, devices)
-        assert (len(trainers), len(samplers)) == (one.trained.cluster.devices, one.sampler)
-        assert {one.process_index for one in trainers} == set(range(where.hosts))
+    assert {one.sampler > 0 for one in found} == {False, where.hosts == 1}
+    assert {one.copies for one in found} == ({1, 2, 3} if where.hosts == 1 else {1, 2})
+    monkeypatch.setattr(jax, "process_count", lambda: where.hosts)
+    devices: list[Any] = list(range(where.devices))
+    for mode in (["rl.mode=sync"], ["rl.mode=one_step_off"], ["rl.mode=async", "rl.staleness=2"]):
+        for one in found:
+            had = with_overrides(one.trained.config, mode)
+            settings = printed_settings([one, *found], had.rl.mode, where)
+            assert settings == one.settings(had.rl.mode) != []
+            asked = with_overrides(had, settings)
+            validate(asked)
+            trainers, samplers = split_devices(asked, devices)
+            assert (len(trainers), len(samplers)) == (one.trained.cluster.devices, one.sampler)
+            (again,) = of_run(asked, where)
+            assert (again.sampler, again.copies, again.drawing.layout) == (one.sampler, one.copies, one.drawing.layout)
+            assert again.seconds == pytest.approx(one.seconds, rel=1e-3)
+
+
+def test_devices_apart_are_refused_in_a_job_of_several_processes(monkeypatch: pytest.MonkeyPatch):
+    devices: list[Any] = list(range(4))
+    config = replace(config_of(**{"sampler.devices": 1}), parallel=ParallelConfig(fsdp=3))
+    assert split_devices(config, devices) == ([0, 1, 2], [3])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with refused("rl.sampler.devices: 1 in a job of 2 processes"):
+        split_devices(config, devices)
 
 
 @pytest.mark.long

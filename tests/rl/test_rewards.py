@@ -10,14 +10,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxpar.config import UserError
 from jaxpar.rl.rewards.builtin import REWARDS, check_reward
 from jaxpar.rl.rewards.json import _validator
 from jaxpar.rl.rewards.process import RewardProcess
-from jaxpar.rl.rewards.rewarder import PROCESSES, Rewarder
+from jaxpar.rl.rewards.rewarder import Rewarder
 from jaxpar.rl.worker_process import WorkerError
 from jaxpar.training.errors import TrainingError
 from tests import patience
@@ -117,7 +116,7 @@ def test_rewards_that_come_with_jaxpar(name: str, texts: list[str], columns: dic
 def test_the_schema_of_a_file_is_a_reward(tmp_path: Path):
     (tmp_path / "n.json").write_text(json.dumps(SCHEMA))
     with closing(Rewarder({f"{tmp_path}/n.json": 2.0, "json": 1.0}, 30, stops=True)) as rewarder:
-        assert rewarder.rewards([([{"prompt": "a"}] * 3, ['{"n": 3}', "{}", "{"])]) == [[3.0, 1.0, 0.0]]
+        assert rewarder.rewards([{"prompt": "a"}] * 3, ['{"n": 3}', "{}", "{"]) == [3.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -216,34 +215,14 @@ def test_one_that_fails_loses_its_answers_alone(file: str, name: str, seconds: f
     records = [{"prompt": "a", "scale": 1}] * 3
     weights = {f"{file}:length": 1.0, f"{file}:{name}": 2.0}
     with closing(Rewarder(weights, seconds, stops=False)) as rewarder:
-        assert json.dumps(rewarder.rewards([(records, TEXTS)])) == "[[NaN, NaN, NaN]]"
+        assert json.dumps(rewarder.rewards(records, TEXTS)) == "[NaN, NaN, NaN]"
     with closing(Rewarder(weights, seconds, stops=True)) as rewarder, pytest.raises(TrainingError, match="stopped"):
-        rewarder.rewards([(records, TEXTS)])
+        rewarder.rewards(records, TEXTS)
 
 
 def test_rewards_are_added_by_their_weights(file: str):
     with closing(Rewarder({f"{file}:length": 0.5, f"{file}:later": 3.0}, 30, stops=True)) as rewarder:
-        assert rewarder.rewards([([{"prompt": "a", "scale": 2}] * 3, TEXTS)]) == [[4.0, 5.0, 3.0]]
-
-
-def test_groups_are_asked_in_order_and_together_where_one_after_another_is_slow(tmp_path: Path):
-    """A judge that takes half a second for each of 12 prompts, and fails for one."""
-    file = tmp_path / "judge.py"
-    file.write_text(
-        "import time\n\n\ndef judge(prompts, completions, index, **columns):\n    began = time.monotonic()\n"
-        "    time.sleep(0.5)\n    return [began, 1 / (5 - index[0])]\n"
-    )
-    name = f"{file}:judge"
-    groups = [([{"prompt": "a", "index": at, "length": 1}] * 2, ["", "x"]) for at in range(12)]
-    with closing(Rewarder({name: 1.0, "length": 1.0}, 30, stops=False)) as rewarder:
-        found = rewarder.rewards(groups)
-        processes = rewarder.processes[name]
-        assert len(processes) == PROCESSES and len(rewarder.processes["length"]) == 1
-    assert np.isnan(found.pop(5)).all() and "ZeroDivisionError" in rewarder.failure
-    began, values = np.transpose(found)
-    assert values == pytest.approx([1 + 1 / (5 - at) for at in range(12) if at != 5])
-    assert np.diff(np.sort(began)).min() < 0.5, "it waits for several at the same time"
-    assert all(one._worker._process.poll() is not None for one in processes)
+        assert rewarder.rewards([{"prompt": "a", "scale": 2}] * 3, TEXTS) == [4.0, 5.0, 3.0]
 
 
 def test_rewards_that_are_not_there_are_refused(file: str):

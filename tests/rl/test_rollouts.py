@@ -251,6 +251,6 @@ def test_what_runs_beside_the_steps_ends_with_the_loop(tmp_path: Path):
     run = trainer._run
     assert isinstance(run, RolloutRun) and run.conversations is not None
     trainer.fit([])
-    workers = [run.conversations._worker, *(one._worker for each in run.rewarder.processes.values() for one in each)]
+    workers = [run.conversations._worker, *(one._worker for one in run.rewarder.processes)]
     assert len(workers) == 2 and all(one._process.poll() is not None for one in workers)
     assert [one.name for one in threading.enumerate() if one.name.startswith("sampler")] == []

@@ -13,9 +13,8 @@ class SamplerConfig:
     """The mesh on which answers are drawn. Without any of these it is that of the training step, in turns with it."""
 
     devices: Annotated[int, at_least(1, RANKS)] | None = None
-    """So many devices, the last ones, draw answers and do nothing else; `parallel` lays out the others. In a job of
-    several processes these are the last ones of each. Under `rl.mode: one_step_off` and `async` both work at the same
-    time. Null takes turns on the devices of `parallel`."""
+    """So many devices, the last ones, draw answers and do nothing else; `parallel` lays out the others. Under
+    `rl.mode: one_step_off` and `async` both work at the same time. Null takes turns on the devices of `parallel`."""
     fsdp: Annotated[int, at_least(1, RANKS)] | None = None
     """Devices with rows of their own and all weights of their tensor rank; null takes those that the others leave."""
     expert: Annotated[int, at_least(1, RANKS)] = 1

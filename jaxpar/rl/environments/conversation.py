@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, UserError
 from jaxpar.data.text import Encode
 from jaxpar.generation.generator import Continuation
@@ -18,7 +19,6 @@ from jaxpar.rl.answers import Answer
 from jaxpar.rl.environments.builtin import check_environment
 from jaxpar.rl.environments.worker import MODEL
 from jaxpar.rl.prompts import Prompt, codec_of
-from jaxpar.rl.told import told_by_first
 from jaxpar.rl.worker_process import WorkerError, WorkerProcess
 from jaxpar.training.errors import TrainingError
 
@@ -146,7 +146,7 @@ class Conversations:
 
     def _ask(self, rollouts: Sequence[_Rollout]) -> None:
         """Let the environments of rollouts answer, in the process that has them; every process hears the same."""
-        answers: list[dict[str, Any]] = told_by_first(lambda: [self._answer(one) for one in rollouts])
+        answers: list[dict[str, Any]] = from_first(lambda: [self._answer(one) for one in rollouts])
         for one, made in zip(rollouts, answers, strict=True):
             said: list[int] = made.get("tokens", [])
             has_room = len(one.tokens) + len(said) < self._tokens

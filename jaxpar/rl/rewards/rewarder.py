@@ -1,27 +1,16 @@
-"""The reward of an answer: a weighted sum of reward functions, each of which runs in processes of its own."""
+"""The reward of an answer: a weighted sum of reward functions, each of which runs in a process of its own."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
-from queue import SimpleQueue
+from functools import cached_property
 
 from jaxpar.config.errors import UserError
 from jaxpar.rl.records import Record
 from jaxpar.rl.rewards.process import RewardProcess
 from jaxpar.rl.worker_process import WorkerError
 from jaxpar.training.errors import TrainingError
-
-PROCESSES = 8
-"""Processes of a slow reward function, at most."""
-SLOW = 2.0
-"""Seconds that one process would take for what is left of a batch, from which on others are started."""
-
-type Group = tuple[Sequence[Record], Sequence[str]]
-"""Answers to a prompt: its record, once for each of them, and their texts."""
 
 
 class Rewarder:
@@ -46,9 +35,9 @@ class Rewarder:
         self._logged: set[str] = set()
 
     @cached_property
-    def processes(self) -> dict[str, list[RewardProcess]]:
-        """The processes of each reward function: one, and others once it was slow."""
-        return {name: [RewardProcess(name, self._seconds)] for name in self._weights}
+    def processes(self) -> list[RewardProcess]:
+        """The process of each reward function."""
+        return [RewardProcess(name, self._seconds) for name in self._weights]
 
     def start(self) -> None:
         """Start the processes. Raises `UserError` if a reward function does not exist or cannot be imported."""
@@ -56,41 +45,32 @@ class Rewarder:
 
     def close(self) -> None:
         """End the processes that were started; the next answers start others."""
-        for processes in vars(self).get("processes", {}).values():
-            for process in processes:
-                process.close()
+        for process in vars(self).get("processes", ()):
+            process.close()
 
-    def rewards(self, groups: Sequence[Group]) -> list[list[float]]:
-        """The reward of each answer of groups; NaN where a function returned None or failed.
+    def rewards(self, records: Sequence[Record], texts: Sequence[str]) -> list[float]:
+        """The reward of each answer to a prompt; NaN where a function returned None or failed.
 
         Raises `TrainingError` for such an answer if `stops` is set.
-        """
-        totals = [[0.0] * len(texts) for _, texts in groups]
-        for name, weight in self._weights.items():
-            for at, values in enumerate(self._values(name, groups)):
-                if isinstance(values, WorkerError):
-                    values = self._failed(str(values), len(totals[at]))
-                if None in values and self._stops:
-                    raise TrainingError(f"a reward is missing or not finite ({name}): the run stopped")
-                totals[at] = [
-                    total + weight * (float("nan") if one is None else one)
-                    for total, one in zip(totals[at], values, strict=True)
-                ]
-        return totals
 
-    def _values(self, name: str, groups: Sequence[Group]) -> list[list[float | None] | WorkerError]:
-        """The rewards of a function for each group, or how it failed. Groups are asked in order, several of them at the
-        same time where one after another is slow: a function that asks a judge waits for most of its time."""
-        processes, (first, *others), began = self.processes[name], groups, time.monotonic()
-        values = [_asked(processes[0], first)]
-        with ThreadPoolExecutor(PROCESSES) as threads:
-            if (time.monotonic() - began) * len(others) > SLOW:
-                more = min(PROCESSES, len(others)) - len(processes)
-                processes += threads.map(lambda _: RewardProcess(name, self._seconds), range(more))
-            idle: SimpleQueue[RewardProcess] = SimpleQueue()
-            for process in processes:
-                idle.put(process)
-            return values + list(threads.map(partial(_asked_of, idle), others))
+        Args:
+            records: the record of the prompt, once for each answer.
+            texts: the answers.
+        """
+        columns = {key: [one[key] for one in records] for key in records[0] if key != "prompt"}
+        prompts, totals = [one["prompt"] for one in records], [0.0] * len(texts)
+        for process, weight in zip(self.processes, self._weights.values(), strict=True):
+            try:
+                values = process.rewards(prompts, list(texts), columns)
+            except WorkerError as error:
+                values = self._failed(str(error), len(texts))
+            if None in values and self._stops:
+                raise TrainingError(f"a reward is missing or not finite ({process.name}): the run stopped")
+            totals = [
+                total + weight * (float("nan") if one is None else one)
+                for total, one in zip(totals, values, strict=True)
+            ]
+        return totals
 
     def _failed(self, reason: str, answers: int) -> list[None]:
         if self._stops:
@@ -100,22 +80,3 @@ class Rewarder:
             self._logged.add(reason)
             logging.getLogger(__name__).warning("%s; its answers are not trained on (metric without_reward).", reason)
         return [None] * answers
-
-
-def _asked_of(idle: SimpleQueue[RewardProcess], group: Group) -> list[float | None] | WorkerError:
-    """`_asked` of a process that is idle."""
-    process = idle.get()
-    try:
-        return _asked(process, group)
-    finally:
-        idle.put(process)
-
-
-def _asked(process: RewardProcess, group: Group) -> list[float | None] | WorkerError:
-    """The rewards of a function for a group, or how it failed."""
-    records, texts = group
-    columns = {key: [one[key] for one in records] for key in records[0] if key != "prompt"}
-    try:
-        return process.rewards([one["prompt"] for one in records], list(texts), columns)
-    except WorkerError as error:
-        return error

@@ -24,7 +24,6 @@ class RolloutBuffer:
         beside: whether a thread draws while the caller goes on; else a batch is drawn when it is asked for, and what is
             drawn depends on the calls alone.
         newest: whether a batch that begins late takes the newest weights, where a thread draws.
-        together: whether other processes draw each batch too, so that none is taken back.
     """
 
     def __init__(
@@ -35,10 +34,9 @@ class RolloutBuffer:
         *,
         beside: bool = False,
         newest: bool = False,
-        together: bool = False,
     ):
         self._draw, self._transfer, self._lag, self._takes_newest = draw, transfer, lag, newest
-        self._thread, self._together = _thread() if beside else None, together
+        self._thread = _thread() if beside else None
         self._waiting: deque[Future[Rollouts]] = deque()
         self._newest: tuple[int, Weights] = 0, {}
         self.following = 0
@@ -84,12 +82,10 @@ class RolloutBuffer:
         self._waiting = deque(map(_finished, waiting))
 
     def close(self) -> None:
-        """End the thread, after the batch that it draws, or all that were asked for where processes draw together;
-        `refresh` begins another, and asks again for those that were taken back."""
+        """End the thread, after the batch that it draws; `refresh` begins another, and asks again for those behind."""
         if self._thread is not None:
-            if not self._together:
-                self._cancel()
-            self._thread.shutdown(cancel_futures=not self._together)
+            self._cancel()
+            self._thread.shutdown(cancel_futures=True)
             self._thread = _thread()
 
     def _cancel(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -36,15 +37,19 @@ from jaxpar.training.run.run import Run
 
 
 def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
-    """The devices of the training step, and those of the sampler: the last ones of each process, as many of each, so
-    that every process runs the programs of both.
+    """The devices of the training step, and those of the sampler (`rl.sampler.devices`).
 
     Raises:
-        UserError: the two meshes would overlap in part, or leave devices out, or the processes cannot share them.
+        UserError: the two meshes would overlap in part, or leave devices out, or there are several processes.
     """
     taken = config.rl.sampler.devices or 0
     if not taken:
         return list(devices), []
+    if jax.process_count() > 1:
+        raise UserError(
+            f"rl.sampler.devices: {taken} in a job of {jax.process_count()} processes; expected null, which takes "
+            "turns on all devices, or a job of one process"
+        )
     left, wanted = len(devices) - taken, fixed_devices(config.parallel)
     if left < 1 or wanted not in (None, left):
         layout = "one or more" if wanted is None else str(wanted)
@@ -54,19 +59,7 @@ def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Devic
             f"{plural(len(devices), 'device')}; expected both to add up to them, or rl.sampler.devices null, which "
             "takes turns on the same ones"
         )
-    by_process: dict[int, list[Device]] = {}
-    for device in devices:
-        by_process.setdefault(device.process_index, []).append(device)
-    share, rest = divmod(taken, len(by_process))
-    fewest = min(map(len, by_process.values()))
-    if rest or fewest <= share:
-        raise UserError(
-            f"rl.sampler.devices: {taken} in a job of {plural(len(by_process), 'process', 'processes')} with "
-            f"{plural(fewest, 'device')} each; expected as many devices of each process, and one left to train: for "
-            "example a process for each host, or null, which takes turns on all devices"
-        )
-    trainers = [device for local in by_process.values() for device in local[:-share]]
-    return trainers, [device for local in by_process.values() for device in local[-share:]]
+    return list(devices[:left]), list(devices[left:])
 
 
 def sampler_layout(config: Config, devices: Sequence[Device]) -> tuple[Config, Mesh]:

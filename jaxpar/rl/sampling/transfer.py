@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxpar.config import Config
 from jaxpar.generation.layout import generation_layout
@@ -16,16 +15,13 @@ from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.parameters import Weights
 from jaxpar.training.run.run import Run
 
-LOCAL = "local"
-"""The axis of the devices of a process."""
-
 
 class WeightTransfer:
     """Moves the weights of a run to a mesh in the storage placement of `generation_layout`, an array at a time.
 
-    They are cast where they are, and each device of the mesh gets its part of an array once, from the devices of its
-    process; an array whose parts are others there goes over the host, which has room for one. Frozen weights are moved
-    to other devices with the first call alone.
+    They are cast where they are, and each device of the mesh gets its part of an array once; an array whose parts are
+    others there goes over the host, which has room for one. Frozen weights are moved to other devices with the first
+    call alone.
 
     Args:
         run: whose weights they are.
@@ -53,9 +49,7 @@ class WeightTransfer:
     def _moved(self, frozen: set[Any], path: Any, leaf: jax.Array, where: NamedSharding) -> jax.Array:
         if path in self._frozen:
             return self._frozen[path]
-        ordered = self._in_order(path, leaf)
-        across = self._apart and jax.process_count() > 1
-        there = between_meshes(ordered, where) if across else jax.device_put(ordered, where)
+        there = jax.device_put(self._in_order(path, leaf), where)
         self.moved_bytes += there.dtype.itemsize * prod(where.shard_shape(there.shape)) * where.mesh.size
         if self._apart and path in frozen:
             self._frozen[path] = there
@@ -72,27 +66,3 @@ class WeightTransfer:
             tree = {key.key: tree}
         (moved,) = jax.tree.leaves(self._run.saved.outgoing(tree))
         return moved
-
-
-def between_meshes(array: jax.Array, where: NamedSharding) -> jax.Array:
-    """An array on another mesh; every process has as many devices of both, and copies between its own.
-
-    The devices of a process gather the array, each a part of it where they divide one of its sizes.
-    """
-    source = array.sharding
-    assert isinstance(source, NamedSharding) and isinstance(source.mesh, Mesh), "weights are on a mesh"
-    devices = source.mesh.devices.reshape(jax.process_count(), -1)
-    sizes = [at for at, size in enumerate(array.shape) if size % devices.shape[1] == 0]
-    spec = PartitionSpec(*[None] * sizes[0], LOCAL) if sizes else PartitionSpec()
-    gathered = _resharded(NamedSharding(Mesh(devices, ("process", LOCAL)), spec))(array)
-    local = NamedSharding(Mesh(devices[jax.process_index()], (LOCAL,)), spec)
-    parts = [shard.data for shard in gathered.addressable_shards]
-    full = jax.make_array_from_single_device_arrays(array.shape, local, parts)
-    targets = where.addressable_devices_indices_map(array.shape)
-    moved = [jax.device_put(full[index], device) for device, index in targets.items()]
-    return jax.make_array_from_single_device_arrays(array.shape, where, moved)
-
-
-@cache
-def _resharded(where: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda x: x, out_shardings=where)

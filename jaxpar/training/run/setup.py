@@ -85,11 +85,9 @@ class RunSetup:
             job = prepare_devices(self.needed_devices(config), config.distributed)
         _use_compile_cache(config.run.compile_cache)
         liveness.at("finding its devices")
-        every = find_devices() if devices is None else list(devices)
-        devices = self.training_devices(config, every)
+        devices = self.training_devices(config, find_devices() if devices is None else list(devices))
         if job is not None:
-            needed = fixed_devices(config.parallel)
-            check_devices(job, None if needed is None else needed + len(every) - len(devices), every)
+            check_devices(job, fixed_devices(config.parallel), devices)
         if plan is not None:
             check_plan_devices(plan, devices)
         liveness.at("opening its data", busy=True)
