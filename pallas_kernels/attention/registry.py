@@ -50,6 +50,12 @@ def _fused(request: Request) -> str | None:
     return _VARIES if request.deterministic else mosaic.refusal(request)
 
 
+def _through_memory(request: Request) -> str | None:
+    """A plan's note on plain XLA with packed documents on a GPU; None elsewhere."""
+    slow = request.mask.segmented and request.platform == "gpu"
+    return "scores of packed documents pass through memory, which kernels avoid (docs/kernels.md)" if slow else None
+
+
 @dataclass(frozen=True, eq=False)
 class _Ranked(Registry[Implementation]):
     """A registry whose order of preference depends on the mask and on recorded speeds."""
@@ -88,7 +94,7 @@ REGISTRY = _Ranked(
         Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
         Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
         Implementation("cudnn", cudnn.supports, function=cudnn.attend, varies=cudnn.VARIES, note=packed_room.note),
-        Implementation("xla", lambda request: None, reference.KERNELS),
+        Implementation("xla", lambda request: None, reference.KERNELS, note=_through_memory),
     ),
     families={"flash": ("mosaic", "mosaic_deterministic", "triton")},
 )  # fmt: skip

@@ -46,10 +46,12 @@ def test_kernels_compile_and_spill_what_the_page_states() -> None:
     needed = map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
     (allowed,) = (one.specifier for one in needed if one.name == "jax")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
-    with TemporaryDirectory() as folder:  # also of pip, and of what it had loaded when it is ended
+    with TemporaryDirectory() as folder:  # pip's TMPDIR too, so that partial downloads go with it if pip is killed
         wheels = [f"{wheel}{allowed}" for wheel in WHEELS]
         run([*pip, "--no-deps", "--target", folder, *wheels], until, PIP_CONSTRAINT="", TMPDIR=folder)
-        (version,) = {one.version for wheel in WHEELS for one in distributions(name=wheel, path=[folder])}
+        versions = [one.version for wheel in WHEELS for one in distributions(name=wheel, path=[folder])]
+        assert len(versions) == len(WHEELS), f"{len(versions)} of {WHEELS} were installed"
+        (version,) = set(versions)
         assert Version(version) > Version(constraints()["jax"]), f"jax {version} is not newer than the tested one"
         for blackwell in (False, True):
             left = until - monotonic()

@@ -1,7 +1,7 @@
 """Forward: one tile of 64 queries for each consumer at a time, over the blocks of keys that its mask keeps.
 
-The online softmax in base 2, with the consumers taking turns on the tensor cores: while one multiplies, the others
-exponentiate (the ping-pong schedule of FlashAttention-3, arXiv:2407.08608, section 3.1). `overlapped` has the form in
+The online softmax in base 2, with the two consumers taking turns on the tensor cores: while one multiplies, the other
+exponentiates (the ping-pong schedule of FlashAttention-3, arXiv:2407.08608, section 3.1). `overlapped` has the form in
 which a consumer also exponentiates beside a product of its own.
 """
 

@@ -1,6 +1,9 @@
 """The loads of attention's producers: the operands of each tile, then the blocks of the other side that it visits.
 
-`arrays` and `memory` are those of a kernel.
+`arrays` are the operands in global memory and `memory` the buffers in shared memory, each a NamedTuple of one kernel.
+`load_by_queries` reads `arrays.k`, `v`, `keys` (their limits) and `visits`, and fills `memory.queries`, `keys` and
+`values`; `load_by_keys` also reads `arrays.q`, `queries` (their limits), `d_out` and `statistics`, and fills
+`memory.keys`, `queries` and `d_out`.
 """
 
 from __future__ import annotations

@@ -52,11 +52,13 @@ HOPPER = {
 """Tiles for 227 KiB."""
 
 BLACKWELL = HOPPER | {
-    (64, 64): HOPPER[64, 64]._replace(dq=Tile(128, 64, 4, 2)),
+    (64, 64): HOPPER[64, 64]._replace(dq=Tile(128, 32, 8, 2)),
     (96, 96): HOPPER[96, 96]._replace(dq=Tile(128, 32, 8, 2)),
+    (128, 128): HOPPER[128, 128]._replace(forward=Tile(128, 64, 8, 2)),
     (256, 256): HOPPER[256, 256]._replace(forward=Tile(128, 32, 8, 2)),
 }
-"""Tiles for 227 KiB and tensor memory, where Hopper's spill 12 to 20 bytes; 128 queries fill a product of `tcgen05`."""
+"""Tiles for 227 KiB and tensor memory, where Hopper's spill 4 to 20 bytes, at width 128 with a soft-cap alone; 128
+queries fill a product of `tcgen05`."""
 
 
 def widths() -> tuple[tuple[int, int], ...]:

@@ -212,6 +212,18 @@ def test_plans_take_the_packed_layout_where_the_run_compares_it_and_state_what_i
 
 
 @pytest.mark.parametrize(
+    "change", [{"compute_capability": 8.0}, {"softcap": 30.0}, {"full_rows": False}, {"lse": True}], ids=str
+)
+def test_plans_that_take_plain_xla_for_packed_rows_on_a_gpu_have_a_note_on_it(change: dict[str, Any]):
+    request = replace(HOPPER, **change)
+    chosen = REGISTRY.choose("auto", request)
+    [note] = REGISTRY["xla"].remarks(request)
+    assert chosen.name == "xla" and note in chosen.reason
+    for other in ({"mask": Mask()}, {"platform": "cpu", "compute_capability": None}):
+        assert not REGISTRY["xla"].remarks(replace(request, **other))
+
+
+@pytest.mark.parametrize(
     ("change", "part"),
     [
         ({"compute_capability": 8.0}, "Hopper"),

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental.topologies import get_topology_desc
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxpar.attention.sinks import with_sinks
 from jaxpar.compiler.targets import target_config
 from jaxpar.hardware.catalogue import gpu_named
 from pallas_kernels import flash_attention
@@ -33,15 +34,18 @@ def ptxas() -> str:
     return next(str(file) for root in spec.submodule_search_locations for file in Path(root).glob("*/bin/ptxas"))
 
 
-def kernels(gpu: str, *configurations: tuple[int, int, str]) -> list[dict[str, dict[str, Any]]]:
-    """What ptxas reports of the kernels of each: the widths of queries and keys, and of values, and a form."""
+def kernels(gpu: str, *configurations: tuple[int, int, str, float | None]) -> list[dict[str, dict[str, Any]]]:
+    """What ptxas reports of the kernels of each: the widths of queries and keys, and of values, a form, a soft-cap."""
     return [of_form(gpu, *configuration) for configuration in configurations]
 
 
-def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict[str, Any]]:
+def of_form(
+    gpu: str, width: int, value_width: int, form: str, softcap: float | None = None
+) -> dict[str, dict[str, Any]]:
     """What ptxas reports of each kernel of a causal attention with gradients, inside a `shard_map` over 8 GPUs.
 
-    `form` is "packed", "causal" alone, or "packed, in lists" for tokens of which nothing is known of their order.
+    `form` is "packed", "packed, sinks", "causal" alone, or "packed, in lists" for tokens of which nothing is known of
+    their order.
     """
     devices = get_topology_desc(gpu, "cuda", target_config=target_config(gpu_named(gpu)), topology="1x1x8").devices
     mesh = Mesh(np.array(devices).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
@@ -49,12 +53,18 @@ def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
         given = None if form == "causal" else segments
-        attend = partial(flash_attention, causal=True, segment_ids=given, return_lse=True, implementation="triton")
+        options = {"causal": True, "softcap": softcap, "return_lse": True, "implementation": "triton"}
+        attend = partial(flash_attention, segment_ids=given, **options)
         if "lists" in form:
             indices = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
             tokens = MaskInputs(indices, indices, segments, segments)
-            attend = lambda q, k, v: KERNELS.attend(Settings(Mask(segmented=True), width**-0.5), q, k, v, tokens)
+            settings = Settings(Mask(segmented=True), width**-0.5, softcap)
+            attend = lambda q, k, v: KERNELS.attend(settings, q, k, v, tokens)
         (out, lse), pull = jax.vjp(lambda q, k, v: attend(q, k, v), q, k, v)
+        if "sinks" in form:
+            sinks = lambda out, lse: with_sinks(out, lse, jnp.ones(lse.shape[-1]))
+            out, pull_sinks = jax.vjp(sinks, out, lse)
+            return out, lse, *pull(pull_sinks(out))
         return out, lse, *pull((out, lse))
 
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=(heads,) * 5)
