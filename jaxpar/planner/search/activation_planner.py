@@ -22,7 +22,7 @@ from jaxpar.memory.fraction import saved_bytes
 from jaxpar.memory.host_points import cheapest_with_host, host_points
 from jaxpar.memory.pareto import NO_LIMIT, NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
-from jaxpar.memory.remat import Treatment, joined, runs_by_kind
+from jaxpar.memory.remat import LAYER_INPUT, Treatment, joined, runs_by_kind
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.search.kernels import Kernels
 from jaxpar.planner.settings import ONE_STAGE, as_remat, of_all_names, runs_of
@@ -221,11 +221,11 @@ class ActivationPlanner(Kernels):
         return cheapest_with_host(costs, self.kinds, lambda most: (room - IN_TRANSIT * most) // units, host, points)
 
     def _least_with_host_map(self) -> MemoryEstimate:
-        """The memory of the map with activations on the host that keeps the least on the device."""
-        least = {}
-        for kind, cost in self.costs.items():
-            points = self._host_points(replace(cost, waited=HOST))
-            least[kind] = min(points, key=lambda point: (point.device_bytes, point.host_bytes)).named(cost)
+        """The memory of everything recomputed from layer inputs on the host, of kinds whose layers hide that copy."""
+        least: dict[str, dict[str, Treatment]] = {}
+        for kind, costs in self.costs.items():
+            hides = costs.sizes[LAYER_INPUT] <= costs.host_bandwidth * costs.forward_seconds
+            least[kind] = {LAYER_INPUT: "offload" if hides else "save"}
         return self.memory(self._map_of([(1, least[kind]) for kind in self.kinds]))
 
     @property

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from benchmarks.planner import compiled as compiling
-from benchmarks.planner.compiled import Program, compiled, laid_out, prepared, read_programs, write_rows
-from benchmarks.planner.parts import counts_of, read_parts, write_parts
+from benchmarks.planner.compiled import Program, compiled, laid_out, prepared, read_programs, shares, write_rows
+from benchmarks.planner.parts import counts_of, read_parts, rows_of, times_of, write_parts
 from jaxpar.compiler.program.costs.ops import KINDS
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.layer_case import layer_cases
@@ -17,6 +17,7 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.planner.step_time.layer_times import copied_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
+from tests.compiler.inspected import inspected, wide
 from tests.selection import commits_hash, drawn
 from tests.sentences import refused
 
@@ -32,7 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     chosen = drawn([one.command for one in KNOWN], 1, metafunc.config.getoption("--draw") or commits_hash())
     level = lambda one: pytest.mark.long if one.command in chosen else pytest.mark.release
-    rows = [pytest.param(one, marks=level(one), id=f"{one.mesh} {place}") for place, one in enumerate(KNOWN)]
+    rows = [pytest.param(one, marks=level(one), id=f"{one.mesh} row {PROGRAMS.index(one) + 1}") for one in KNOWN]
     metafunc.parametrize("known_row", rows)
 
 
@@ -83,6 +84,18 @@ def test_parts_are_of_the_row_that_they_name(tmp_path: Path):
     parts.write_text("program,trace,part,kind,times,bytes,flops,detail\n1,t1,kernels,copy,1,1,,\n")
     with refused("parts.csv", "config, cluster, overrides"):
         read_programs(rows, parts)
+
+
+@pytest.mark.long
+def test_parts_take_what_the_report_of_their_program_states():
+    analysis, report = inspected(wide(parallel={"fsdp": 8}), "h100:1x8")
+    parts = rows_of(analysis, {one.transfer.start.name: shares(one, "host") for one in analysis.movements})
+    times = times_of(parts, analysis.timer)
+    assert times.step.compute == pytest.approx(report.compute_seconds, rel=1e-6)
+    assert times.step.seconds == pytest.approx(analysis.schedule.step.seconds, rel=1e-6)
+    assert times.step.by_kind == pytest.approx(analysis.schedule.step.by_kind, rel=1e-6)
+    assert {"gathers", "scatters"} <= times.needed.keys()
+    assert sum(times.exposed.values()) == pytest.approx(report.exposed_seconds, rel=0.01)
 
 
 def test_a_program_with_work_that_is_not_known_gives_no_row(monkeypatch: pytest.MonkeyPatch):
