@@ -21,7 +21,7 @@ from pathlib import Path
 from shlex import quote
 from statistics import median
 
-from benchmarks.planner.parts import PARTS, Row, Times, read_parts, rows_of, times_of, write_parts
+from benchmarks.planner.parts import PARTS, Key, Row, Times, read_parts, rows_of, times_of, write_parts
 from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for
 from jaxpar.compiler.program.attribution import Movement, part_of
@@ -90,6 +90,11 @@ class Program:
     before: Times | None = None
     """Seconds of such a program."""
 
+    @property
+    def key(self) -> Key:
+        """Of its parts."""
+        return Key(self.config, self.cluster, " ".join(self.overrides))
+
     @cached_property
     def times(self) -> Times:
         """The program on the clock."""
@@ -122,25 +127,34 @@ class Program:
 
 
 def read_programs(file: Path = COMPILED, parts: Path = PARTS) -> list[Program]:
-    """The rows of a file, with their parts. Raises `UserError` for one that is not of this form."""
+    """The rows of a file, with their parts. Raises `UserError` for one that is not of this form, that is there twice or
+    has both parts and seconds, and for parts of no row."""
     found = read_parts(parts)
     with file.open(newline="") as stream:
         lines = (line for line in stream if not line.startswith("#"))
-        return [
-            _read(f"{file.name}: row {number}", row, tuple(found.get(number, ())))
-            for number, row in enumerate(csv.DictReader(lines), 1)
+        programs = [
+            _read(f"{file.name}: row {number}", row, found) for number, row in enumerate(csv.DictReader(lines), 1)
         ]
+    keys = [one.key for one in programs]
+    for key in found.keys() | keys:
+        if keys.count(key) != 1:
+            raise UserError(f"{file.name}: expected one row of {' '.join(key)}, found {keys.count(key)}")
+    return programs
 
 
-def _read(place: str, row: Mapping[str, str], parts: tuple[Row, ...]) -> Program:
+def _read(place: str, row: Mapping[str, str], parts: Mapping[Key, tuple[Row, ...]]) -> Program:
     try:
         needed = {name: float(row[name] or 0) for name in MESSAGES}
         exposed = {name: float(row[f"{name}_exposed"] or 0) for name in MESSAGES}
         compute = float(row["compute"] or 0)
         before = Times(Run(compute + sum(exposed.values()), compute), needed, exposed) if compute else None
-        return Program(row["config"], row["cluster"], tuple(row["overrides"].split()), row["mesh"], parts, before)
+        one = Program(row["config"], row["cluster"], tuple(row["overrides"].split()), row["mesh"], before=before)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{place}: expected a cell in each column, numbers in those of seconds; {error}") from None
+    own = parts.get(one.key, ())
+    if own and before is not None:
+        raise UserError(f"{place}: expected seconds or parts in {PARTS.name}, and both are there")
+    return replace(one, parts=own)
 
 
 def prepared(program: Program) -> tuple[Config, Cluster]:
@@ -208,7 +222,7 @@ def predicted(config: Config, cluster: Cluster) -> StepTime:
 
 def write_rows(programs: Sequence[Program], file: Path = COMPILED, parts: Path = PARTS) -> None:
     """The files, with these rows."""
-    write_parts({number: one.parts for number, one in enumerate(programs, 1)}, parts)
+    write_parts({one.key: one.parts for one in programs}, parts)
     with file.open("w", newline="") as stream:
         stream.write("\n".join(HEAD) + "\n")
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")

@@ -19,20 +19,32 @@ from jaxpar.compiler.program.costs.matmuls import Attention, Matmul, Product
 from jaxpar.compiler.program.costs.ops import Cost
 from jaxpar.compiler.report import Analysis
 from jaxpar.compiler.report.step_timer import StepTimer
+from jaxpar.config import UserError
 from jaxpar.trace.clock import Clock
 from jaxpar.trace.parts import Done, Message, Op, Part, Repeat, Run, Trace
 
 PARTS = Path(__file__).parent / "parts.csv"
-COLUMNS = ("program", "trace", "part", "kind", "times", "bytes", "flops", "detail")
+COLUMNS = ("config", "cluster", "overrides", "trace", "part", "kind", "times", "bytes", "flops", "detail")
 HEAD = (
-    "# Parts of compiled programs, in order, by the number of their row in compiled.csv; no rate enters them.",
+    "# Parts of compiled programs, in order, by what their rows in compiled.csv were made from; no rate enters them.",
+    "# The first part of a program has its key.",
     "# kernels: so many of a kind, with the bytes of each, its FLOPs outside products, and its products.",
     "# start, done: of a message, with executions in a step, bytes, link and what it is for. repeat: of a trace.",
 )
 
 
+class Key(NamedTuple):
+    """What a program was made from."""
+
+    config: str
+    """The name of a file of configs/."""
+    cluster: str
+    overrides: str
+    """`section.key=value`, as for `--set`, with spaces between."""
+
+
 class Row(NamedTuple):
-    """A row of the file without the number of its program."""
+    """A row of the file without the key of its program."""
 
     trace: str
     part: str
@@ -179,24 +191,37 @@ def _seconds(timer: StepTimer, link: str, moved: float) -> float:
     return timer.collective(kind, moved, int(ranks), int(in_one_host))
 
 
-def read_parts(file: Path = PARTS) -> dict[int, list[Row]]:
-    """The parts of programs, by number."""
-    found: dict[int, list[Row]] = defaultdict(list)
+def read_parts(file: Path = PARTS) -> dict[Key, tuple[Row, ...]]:
+    """The parts of programs. Raises `UserError` for a file without their keys, or with a program in two places."""
+    found: dict[Key, list[Row]] = {}
+    last: Key | None = None
     with file.open(newline="") as stream:
-        for row in csv.DictReader(line for line in stream if not line.startswith("#")):
-            times, moved, flops = (float(row[name] or 0) for name in ("times", "bytes", "flops"))
-            one = Row(row["trace"], row["part"], row["kind"], times, moved, flops, row["detail"])
-            found[int(row["program"])].append(one)
-    return dict(found)
+        reader = csv.DictReader(line for line in stream if not line.startswith("#"))
+        if reader.fieldnames != [*COLUMNS]:
+            raise UserError(f"{file.name}: expected the columns {', '.join(COLUMNS)}")
+        for cells in reader:
+            # A program's first row alone has its key.
+            if cells["config"]:
+                last = Key(cells["config"], cells["cluster"], cells["overrides"])
+                if last in found:
+                    raise UserError(f"{file.name}: {' '.join(last)} is there twice")
+                found[last] = []
+            if last is None:
+                raise UserError(f"{file.name}: expected config, cluster and overrides in a program's first row")
+            times, moved, flops = (float(cells[name] or 0) for name in ("times", "bytes", "flops"))
+            one = Row(cells["trace"], cells["part"], cells["kind"], times, moved, flops, cells["detail"])
+            found[last].append(one)
+    return {key: tuple(rows) for key, rows in found.items()}
 
 
-def write_parts(parts: Mapping[int, Sequence[Row]], file: Path = PARTS) -> None:
+def write_parts(parts: Mapping[Key, Sequence[Row]], file: Path = PARTS) -> None:
     """The file, with these programs."""
     with file.open("w", newline="") as stream:
         stream.write("\n".join(HEAD) + "\n")
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for number, rows in sorted(parts.items()):
-            for row in rows:
+        for key, rows in parts.items():
+            for index, row in enumerate(rows):
                 numbers = (f"{one:.12g}" if one else "" for one in (row.times, row.bytes, row.flops))
-                writer.writerow((number, row.trace, row.part, row.kind, *numbers, row.detail))
+                own = ("", "", "") if index else key
+                writer.writerow((*own, row.trace, row.part, row.kind, *numbers, row.detail))

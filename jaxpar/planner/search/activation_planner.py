@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,10 +22,10 @@ from jaxpar.memory.fraction import saved_bytes
 from jaxpar.memory.host_points import cheapest_with_host, host_points
 from jaxpar.memory.pareto import NO_LIMIT, NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
-from jaxpar.memory.remat import Treatment, joined, runs_by_kind
+from jaxpar.memory.remat import LAYER_INPUT, Treatment, joined, runs_by_kind
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.search.kernels import Kernels
-from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
+from jaxpar.planner.settings import ONE_STAGE, as_remat, of_all_names, runs_of
 from jaxpar.planner.step_time.overlap import HOST
 
 SHARES = 20
@@ -74,14 +74,18 @@ class ActivationPlanner(Kernels):
         return self.memory("full" if self.fixed_remat is None else self.fixed_remat)
 
     def smallest(self) -> Iterator[int]:
-        """Least bytes of a device over the options: everything recomputed, or as much on the host as copies can
-        hide."""
+        """Least bytes of a device over the options: everything recomputed, as much on the host as copies can
+        hide, or the least of a map with activations on the host."""
         yield self.least().device
         if self.may_offload:
             for preset in self._presets:
                 share = floor(SHARES * self._hidden(preset)) / SHARES
                 if share and preset != "full":
                     yield self.memory(preset, share).device
+        if self._maps_to_host:
+            memory = self._least_with_host_map()
+            if self.host_limit is None or memory.host <= self.host_limit:
+                yield memory.device
 
     def memory(self, remat: Remat, share: float = 0.0) -> MemoryEstimate:
         """The memory of this choice where layers keep so much, with that share of it on the host."""
@@ -182,40 +186,58 @@ class ActivationPlanner(Kernels):
     def _mixtures(self) -> Iterator[Kept]:
         """The cheapest maps that fill what there is: one or two for layers that are alike, else one for each kind;
         without activations on the host, and with some."""
-        for runs in (*self._on_device(), *self._with_host_maps()):
-            remat = self._as_map(joined(LayerRun(layers, of_all_names(each, self._names)) for layers, each in runs))
-            memory = self.memory(remat)
-            if memory.device <= self.limit:
-                yield self._with_state(Kept(self.layout(remat), memory))
+        yield from self._fitting(self._on_device)
+        if self._maps_to_host:
+            yield from self._fitting(self._with_host_maps)
 
-    def _on_device(self) -> Iterator[Treated]:
-        """The cheapest map without activations on the host."""
+    def _fitting(self, cheapest: Callable[[int], Treated]) -> Iterator[Kept]:
+        """The cheapest map in so much room for activations that it fits.
+
+        What else a step takes depends on the map: a layer whose input is on the host has it again in its backward. A
+        map that does not fit for this is searched again in as much less room as it lacks.
+        """
         least = self.least()
         room = self.limit - (least.device - least.saved_activations)
-        units, frontiers = self.slots.stash, {kind: self._frontier(costs) for kind, costs in self.costs.items()}
         with suppress(NothingFits):
-            yield cheapest_of_kinds(self.costs, self.kinds, room // units, points=frontiers)
+            while True:
+                remat = self._map_of(cheapest(room))
+                memory = self.memory(remat)
+                if memory.device <= self.limit:
+                    yield self._with_state(Kept(self.layout(remat), memory))
+                    return
+                room -= memory.device - self.limit
 
-    def _with_host_maps(self) -> Iterator[Treated]:
+    def _on_device(self, room: int) -> Treated:
+        """The cheapest map without activations on the host."""
+        frontiers = {kind: self._frontier(costs) for kind, costs in self.costs.items()}
+        return cheapest_of_kinds(self.costs, self.kinds, room // self.slots.stash, points=frontiers)
+
+    def _with_host_maps(self, room: int) -> Treated:
         """The cheapest map with activations on the host."""
-        least, units = self.least(), self.slots.stash
-        if not self._maps_to_host or (self.host_limit is not None and self.host_limit < least.host):
-            return
-        room = self.limit - (least.device - least.saved_activations)
-        host = NO_LIMIT if self.host_limit is None else (self.host_limit - least.host) // units
+        units = self.slots.stash
+        host = NO_LIMIT if self.host_limit is None else (self.host_limit - self.least().host) // units
         costs = {kind: replace(cost, waited=HOST) for kind, cost in self.costs.items()}
         points = {kind: self._host_points(cost) for kind, cost in costs.items()}
-        with suppress(NothingFits):
-            yield cheapest_with_host(costs, self.kinds, lambda most: (room - IN_TRANSIT * most) // units, host, points)
+        return cheapest_with_host(costs, self.kinds, lambda most: (room - IN_TRANSIT * most) // units, host, points)
+
+    def _least_with_host_map(self) -> MemoryEstimate:
+        """The memory of everything recomputed from layer inputs on the host, of kinds whose layers hide that copy."""
+        least: dict[str, dict[str, Treatment]] = {}
+        for kind, costs in self.costs.items():
+            hides = costs.sizes[LAYER_INPUT] <= costs.host_bandwidth * costs.forward_seconds
+            least[kind] = {LAYER_INPUT: "offload" if hides else "save"}
+        return self.memory(self._map_of([(1, least[kind]) for kind in self.kinds]))
 
     @property
     def _maps_to_host(self) -> bool:
         """Whether maps with activations on the host are searched. Ranks of a pipeline offload a share instead, the
         same of each chunk."""
-        return self.may_offload and self.fixed_remat is None and self.choice.schedule == ONE_STAGE
+        enough = self.host_limit is None or self.host_limit >= self.least().host
+        return enough and self.may_offload and self.fixed_remat is None and self.choice.schedule == ONE_STAGE
 
-    def _as_map(self, runs: Runs) -> Remat:
+    def _map_of(self, treated: Treated) -> Remat:
         """Runs with the activations of the model's layers."""
+        runs = joined(LayerRun(layers, of_all_names(each, self._names)) for layers, each in treated)
         made = {name for costs in self.costs.values() for name in costs.sizes}
         return as_remat(runs, [name for name in self._names if name in made])
 

@@ -8,8 +8,13 @@ import pytest
 
 from jaxpar.config import UserError
 from jaxpar.config.mappings.experts import ExpertsConfig
+from jaxpar.config.plan import LayerRun
 from jaxpar.config.schema.model import Pattern
 from jaxpar.cost.layout import Layout
+from jaxpar.layers.declared import activation_names
+from jaxpar.memory.host_points import host_points
+from jaxpar.memory.pareto import layer_frontier
+from jaxpar.memory.remat import joined
 from jaxpar.pages.units import GIB, size
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.report import words
@@ -17,12 +22,13 @@ from jaxpar.planner.report.text import host_words
 from jaxpar.planner.search.asked import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided, parse_fixed
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.settings import plan_on
+from jaxpar.planner.settings import as_remat, of_all_names, plan_on
 from jaxpar.planner.stage_work import layout_of
 from tests.planner.spaces import choices, model_of, search_of
 from tests.sentences import refused
 
 FEW = {"model": {"activation": "gelu", "layers": 4}, "data": {"batch_size": 8}}
+DEEP = model_of(model={"layers": 32}, data={"batch_size": 8})
 KINDS = {
     "kinds": {"local": {"window": 128, "mlp": 1024}, "global": {}}, "pattern": Pattern(("local",), suffix=("global",)),
 }  # fmt: skip
@@ -45,6 +51,7 @@ SPACES = {
     "codes, and layers without": search_of(
         model_of(**FEW, precision={"matmul": "fp8_current"}), "h100:2x2", limit=60 * GIB
     ),
+    "tight, and activations on the host": search_of(DEEP, "h100:1x2", limit=int(3.2 * GIB), microbatch=4),
     "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
 }
 
@@ -67,6 +74,36 @@ def test_best_first_finds_what_timing_every_layout_finds(name: str):
     found = list(islice(search.by_time(), 20))
     assert [one.seconds for one in found] == pytest.approx(wanted, rel=1e-9)
     assert all(one.memory.device <= search.usable for one in found)
+
+
+@pytest.mark.parametrize("gigabytes", [6.4, 6.0, 5.8])
+def test_maps_with_activations_on_the_host_fit_where_nothing_else_does(gigabytes: float):
+    """Beside the inputs of layers on the host a layer has its own again in its backward."""
+    search = search_of(DEEP, "h100:1x1", limit=int(gigabytes * GIB), microbatch=8)
+    first = search.best(1)[0].candidate
+    assert first.layout.offloads_names and first.memory.device <= search.usable
+
+
+def test_a_map_is_found_wherever_one_fits():
+    """Of maps with one choice for all layers, or that which keeps the least for all but one or for half of them."""
+    search = search_of(DEEP, "h100:1x1", microbatch=8)
+    (group,) = search.space.groups()
+    found = 0
+    for choice in choices(search.space, group):
+        planner = search.activations(group, choice)
+        (costs,) = planner.costs.values()
+        points = [point.named(costs) for point in (*layer_frontier(costs, offload=False), *host_points(costs))]
+        layers, names = len(planner.kinds), activation_names(search.space.config.model)
+        every = set[int]()
+        least = min(host_points(costs), key=lambda point: (point.device_bytes, point.host_bytes)).named(costs)
+        for one, other, number in [(one, least, n) for one in points for n in (1, layers // 2, layers)]:
+            runs = [LayerRun(n, of_all_names(own, names)) for n, own in ((number, one), (layers - number, other))]
+            every.add(planner.memory(as_remat(joined(runs), list(costs.sizes))).device)
+        for limit in sorted(every)[::8]:
+            own = replace(planner, limit=limit)
+            assert any(not isinstance(kept.layout.remat, str) for kept in own.options()), (choice, limit)
+            found += 1
+    assert found > 20
 
 
 def test_the_winner_is_a_layout_that_the_trainer_would_make_itself():

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from benchmarks.planner import compiled as compiling
-from benchmarks.planner.compiled import Program, compiled, laid_out, prepared, read_programs
-from benchmarks.planner.parts import counts_of, read_parts, write_parts
+from benchmarks.planner.compiled import Program, compiled, laid_out, prepared, read_programs, shares, write_rows
+from benchmarks.planner.parts import counts_of, read_parts, rows_of, times_of, write_parts
 from jaxpar.compiler.program.costs.ops import KINDS
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.layer_case import layer_cases
@@ -17,28 +17,29 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.planner.step_time.layer_times import copied_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
+from tests.compiler.inspected import inspected, wide
 from tests.selection import commits_hash, drawn
 from tests.sentences import refused
 
 PROGRAMS = read_programs()
 KNOWN = [one for one in PROGRAMS if one.parts and one.config not in ("llama3_70b", "llama3_405b", "gpt3_175b_32k")]
 """Those that compile in a minute or two."""
-DRAWN = drawn([one.command for one in KNOWN], 1, commits_hash())
-"""One of them, another for another commit."""
 COPIES = [one for one in PROGRAMS if one.needed.get("host")]
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(
-            one, marks=pytest.mark.long if one.command in DRAWN else pytest.mark.release, id=f"{one.mesh} {place}"
-        )
-        for place, one in enumerate(KNOWN)
-    ],
-)
-def test_a_program_still_has_the_parts_that_its_row_states(row: Program):
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One of the rows that compile soon, another in another draw; the others before a release."""
+    if "known_row" not in metafunc.fixturenames:
+        return
+    chosen = drawn([one.command for one in KNOWN], 1, metafunc.config.getoption("--draw") or commits_hash())
+    level = lambda one: pytest.mark.long if one.command in chosen else pytest.mark.release
+    rows = [pytest.param(one, marks=level(one), id=f"{one.mesh} row {PROGRAMS.index(one) + 1}") for one in KNOWN]
+    metafunc.parametrize("known_row", rows)
+
+
+def test_a_program_still_has_the_parts_that_its_row_states(known_row: Program):
     """Work, bytes and executions by kind, and what the schedule hides."""
+    row = known_row
     again = compiled(row)
     assert again.mesh == row.mesh
     before, after = counts_of(row.parts), counts_of(again.parts)
@@ -57,10 +58,44 @@ def test_a_program_still_has_the_parts_that_its_row_states(row: Program):
 @pytest.mark.parametrize("row", [one for one in KNOWN if one.parts], ids=lambda one: f"{one.mesh} {one.cluster}")
 def test_parts_are_read_as_they_were_written(row: Program, tmp_path: Path):
     file = tmp_path / "parts.csv"
-    write_parts({1: row.parts}, file)
-    assert tuple(read_parts(file)[1]) == row.parts
+    write_parts({row.key: row.parts}, file)
+    assert read_parts(file) == {row.key: row.parts}
     total = sum(row.times.step.by_kind.values())
     assert total == pytest.approx(row.times.step.seconds) and row.compute < total
+
+
+def test_parts_are_of_the_row_that_they_name(tmp_path: Path):
+    rows, parts = tmp_path / "compiled.csv", tmp_path / "parts.csv"
+    one, other = KNOWN[:2]
+    write_rows([one, other], rows, parts)
+    assert read_programs(rows, parts) == [one, other]
+    write_rows([other, one], rows, tmp_path / "others.csv")
+    assert read_programs(rows, parts) == [other, one], "in another order"
+    changed = replace(one, overrides=("model.layers=2",))
+    write_rows([changed, other], rows, tmp_path / "others.csv")
+    with refused("compiled.csv", f"one row of {' '.join(one.key)}".strip(), "found 0"):
+        read_programs(rows, parts)
+    write_rows([one, one, other], rows, tmp_path / "others.csv")
+    with refused("compiled.csv", "found 2"):
+        read_programs(rows, parts)
+    write_rows([replace(one, before=COPIES[0].before), other], rows, tmp_path / "others.csv")
+    with refused("compiled.csv: row 1", "parts.csv", "both"):
+        read_programs(rows, parts)
+    parts.write_text("program,trace,part,kind,times,bytes,flops,detail\n1,t1,kernels,copy,1,1,,\n")
+    with refused("parts.csv", "config, cluster, overrides"):
+        read_programs(rows, parts)
+
+
+@pytest.mark.long
+def test_parts_take_what_the_report_of_their_program_states():
+    analysis, report = inspected(wide(parallel={"fsdp": 8}), "h100:1x8")
+    parts = rows_of(analysis, {one.transfer.start.name: shares(one, "host") for one in analysis.movements})
+    times = times_of(parts, analysis.timer)
+    assert times.step.compute == pytest.approx(report.compute_seconds, rel=1e-6)
+    assert times.step.seconds == pytest.approx(analysis.schedule.step.seconds, rel=1e-6)
+    assert times.step.by_kind == pytest.approx(analysis.schedule.step.by_kind, rel=1e-6)
+    assert {"gathers", "scatters"} <= times.needed.keys()
+    assert sum(times.exposed.values()) == pytest.approx(report.exposed_seconds, rel=0.01)
 
 
 def test_a_program_with_work_that_is_not_known_gives_no_row(monkeypatch: pytest.MonkeyPatch):
