@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from math import ceil, floor
 
 from jaxpar.config.plan import LayerRun
@@ -32,6 +33,8 @@ SHARES = 20
 """Parts in which the share of activations on the host is searched."""
 IN_TIME = ("none", "gemm_last", "selective", "full")
 """Presets, roughly by rising time."""
+EXACT_TURNS = 2
+"""Times that a map is searched again in exactly as much less room as it lacks."""
 
 type Treated = list[tuple[int, dict[str, Treatment]]]
 """Runs of layers: (how many, treatment by name)."""
@@ -194,18 +197,20 @@ class ActivationPlanner(Kernels):
         """The cheapest map in so much room for activations that it fits.
 
         What else a step takes depends on the map: a layer whose input is on the host has it again in its backward. A
-        map that does not fit for this is searched again in as much less room as it lacks.
+        map that does not fit for this is searched again in as much less room as it lacks, and from the third time on in
+        ever larger steps.
         """
         least = self.least()
-        room = self.limit - (least.device - least.saved_activations)
+        room, lack = self.limit - (least.device - least.saved_activations), 0
         with suppress(NothingFits):
-            while True:
+            for turn in count():
                 remat = self._map_of(cheapest(room))
                 memory = self.memory(remat)
                 if memory.device <= self.limit:
                     yield self._with_state(Kept(self.layout(remat), memory))
                     return
-                room -= memory.device - self.limit
+                lack = max(memory.device - self.limit, 0 if turn < EXACT_TURNS else max(2 * lack, room // 32))
+                room -= lack
 
     def _on_device(self, room: int) -> Treated:
         """The cheapest map without activations on the host."""

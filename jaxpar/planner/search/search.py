@@ -253,12 +253,12 @@ class Search:
             )
 
     def _layouts(self, activations: ActivationPlanner) -> Iterator[tuple[float, Candidate]]:
-        for kept in activations.options():
-            if kept.memory.host > self.host_limit:
+        for option in activations.options():
+            if option.memory.host > self.host_limit:
                 continue
             self.effort.timed += 1
-            time = self.timer.step(kept.layout)
-            self.evaluated.append(Candidate(kept.layout, time, kept.memory))
+            time = self.timer.step(option.layout)
+            self.evaluated.append(Candidate(option.layout, time, option.memory))
             self._keys.add(self.evaluated[-1].key)
             yield time.seconds, self.evaluated[-1]
 
