@@ -39,7 +39,9 @@ class Jaxpar:
     def __init__(self, folder: Path) -> None:
         from jaxpar.generation.generator import Generator
         from jaxpar.generation.placed_model import open_model, place_model
+        from jaxpar.hardware.virtual_devices import keep_freed_memory
 
+        keep_freed_memory()  # as commands do on CPUs
         placed = place_model(*open_model(str(folder), ()))
         self.generator = Generator(placed.config, placed.mesh, placed.weights)
 
