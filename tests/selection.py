@@ -1,4 +1,4 @@
-"""Which tests run when: three levels, and a part drawn by the commit.
+"""The tests of each level, and the part of them that a commit draws.
 
 - `quick` (`make test`): tests without the marks `long` and `release` that took less than `SLOW` seconds when they were
   recorded, and of a matrix (`@pytest.mark.matrix(quick=2, ci=4)`, or by name: `quick=("ring",)`) the quick rows.

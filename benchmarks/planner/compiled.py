@@ -68,10 +68,10 @@ COLUMNS = (
 WAITED = ("tensor", "context", "exchange", "data", "scales", "offload")
 """Parts of a predicted step that wait for what a program shows as exposed."""
 KINDS = {"gather_weight": "gathers", "scatter_gradient": "scatters"}
-"""Of collectives of weights; the others over data ranks are sums."""
+"""Kinds of collectives of weights; the others over data ranks are sums."""
 ROWS = ("join_ranks", "gather_rows", "scatter_rows")
-"""Of ids of tokens, and of rows of the embedding: no kind of `MESSAGES`, since the planner has a step wait for all of
-them, and not for a share."""
+"""Collectives of ids of tokens and of rows of the embedding: no kind of `MESSAGES`, since a predicted step waits for
+all of them, and not for a share."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ class Program:
     mesh: str = ""
     """In words."""
     parts: tuple[Row, ...] = ()
-    """Of the program; none of one that was compiled before they were kept."""
+    """The rows of parts.csv; empty for a program that was compiled before there were parts."""
     before: Times | None = None
     """Seconds of such a program."""
 
     @property
     def key(self) -> Key:
-        """Of its parts."""
+        """The key of its parts."""
         return Key(self.config, self.cluster, " ".join(self.overrides))
 
     @cached_property
@@ -129,14 +129,15 @@ class Program:
 def read_programs(file: Path = COMPILED, parts: Path = PARTS) -> list[Program]:
     """The rows of a file, with their parts. Raises `UserError` for one that is not of this form, that is there twice or
     has both parts and seconds, and for parts of no row."""
-    found = read_parts(parts)
+    parts_by_key = read_parts(parts)
     with file.open(newline="") as stream:
         lines = (line for line in stream if not line.startswith("#"))
         programs = [
-            _read(f"{file.name}: row {number}", row, found) for number, row in enumerate(csv.DictReader(lines), 1)
+            _read(f"{file.name}: row {number}", row, parts_by_key)
+            for number, row in enumerate(csv.DictReader(lines), 1)
         ]
     keys = [one.key for one in programs]
-    for key in found.keys() | keys:
+    for key in parts_by_key.keys() | keys:
         if keys.count(key) != 1:
             raise UserError(f"{file.name}: expected one row of {' '.join(key)}, found {keys.count(key)}")
     return programs
@@ -151,10 +152,10 @@ def _read(place: str, row: Mapping[str, str], parts: Mapping[Key, tuple[Row, ...
         one = Program(row["config"], row["cluster"], tuple(row["overrides"].split()), row["mesh"], before=before)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{place}: expected a cell in each column, numbers in those of seconds; {error}") from None
-    own = parts.get(one.key, ())
-    if own and before is not None:
+    rows = parts.get(one.key, ())
+    if rows and before is not None:
         raise UserError(f"{place}: expected seconds or parts in {PARTS.name}, and both are there")
-    return replace(one, parts=own)
+    return replace(one, parts=rows)
 
 
 def prepared(program: Program) -> tuple[Config, Cluster]:
@@ -242,8 +243,8 @@ def _cells(one: Program) -> dict[str, str]:
 
 
 def table(programs: Sequence[Program]) -> list[str]:
-    """What the programs wait for, of what their messages need, beside what the planner expects them to wait for: its
-    difference in the last column, of the step."""
+    """Lines of a table: the seconds that programs wait for messages, of those that the messages need, beside the
+    planner's; the last column has its difference as a share of the step."""
     lines = [
         f"| | configuration, cluster | mesh | compute | {' | '.join(SHOWN)} | others | waits | planner | |",
         "|---" * (len(SHOWN) + 8) + "|",

@@ -34,7 +34,7 @@ HEAD = (
 
 
 class Key(NamedTuple):
-    """What a program was made from."""
+    """The configuration, cluster and overrides of a program."""
 
     config: str
     """The name of a file of configs/."""
@@ -51,9 +51,9 @@ class Row(NamedTuple):
     kind: str
     times: float = 1
     bytes: float = 0
-    """Of one kernel, or of one execution of a message."""
+    """Bytes of one kernel, or of one execution of a message."""
     flops: float = 0.0
-    """Of one kernel, outside products."""
+    """FLOPs of one kernel, outside products."""
     detail: str = ""
 
 
@@ -87,11 +87,11 @@ def _kernels(trace: str, costs: Sequence[Cost]) -> Iterator[Row]:
     alike: dict[tuple[str, tuple[Product, ...]], list[Cost]] = defaultdict(list)
     for cost in costs:
         alike[cost.kind, cost.products].append(cost)
-    for (kind, products), found in alike.items():
+    for (kind, products), group in alike.items():
         moved, vector = (
-            sum(each) for each in zip(*((one.moved_bytes, one.vector_flops) for one in found), strict=True)
+            sum(each) for each in zip(*((one.moved_bytes, one.vector_flops) for one in group), strict=True)
         )
-        times = len(found) if products else 1
+        times = len(group) if products else 1
         yield Row(trace, "kernels", kind, times, moved / times, vector / times, "; ".join(map(_written, products)))
 
 
@@ -138,26 +138,26 @@ class Times(NamedTuple):
 
 
 def times_of(rows: Sequence[Row], timer: StepTimer) -> Times:
-    """What a program of these parts takes."""
+    """The seconds of a program with these parts."""
     parts: dict[str, list[Part]] = defaultdict(list)
     traces = dict[str, Trace]()
     starts = dict[str, tuple[Row, str]]()
     for index, row in enumerate(rows):
-        found = parts[row.trace]
+        trace_parts = parts[row.trace]
         if row.part == "kernels":
             products = tuple(map(_read_product, filter(None, row.detail.split("; "))))
             took = row.times * timer.work(products, row.flops, row.bytes)
-            found.append(Op(f"{row.kind} {index}", took, row.kind))
+            trace_parts.append(Op(f"{row.kind} {index}", took, row.kind))
         elif row.part == "repeat":
-            found.append(Repeat(f"{row.kind} {index}", traces[row.kind], row.times))
+            trace_parts.append(Repeat(f"{row.kind} {index}", traces[row.kind], row.times))
         elif row.part == "done":
-            found.append(Done(row.kind))
+            trace_parts.append(Done(row.kind))
         else:
             name, link, channel, ends, shares = row.detail.split("; ")
             starts[name] = row, shares
-            found.append(Message(name, _seconds(timer, link, row.bytes), channel, ends == "waits", row.kind))
+            trace_parts.append(Message(name, _seconds(timer, link, row.bytes), channel, ends == "waits", row.kind))
         if index + 1 == len(rows) or rows[index + 1].trace != row.trace:
-            traces[row.trace] = Trace(row.trace, tuple(found))
+            traces[row.trace] = Trace(row.trace, tuple(trace_parts))
     clock = Clock(timer.model.overlap_slowdown, records=True)
     step = clock.run(traces[rows[-1].trace])
     needed: dict[str, float] = defaultdict(float)
@@ -172,16 +172,16 @@ def times_of(rows: Sequence[Row], timer: StepTimer) -> Times:
 def counts_of(rows: Sequence[Row]) -> dict[str, tuple[float, float, float]]:
     """(executions, bytes, FLOPs of products) of a step, by kind of kernel, and of message by what waits for it."""
     runs = defaultdict[str, float](float, {rows[-1].trace: 1.0})
-    found: dict[str, tuple[float, float, float]] = defaultdict(lambda: (0.0, 0.0, 0.0))
+    counts: dict[str, tuple[float, float, float]] = defaultdict(lambda: (0.0, 0.0, 0.0))
     for row in reversed(rows):
         if row.part == "repeat":
             runs[row.kind] += row.times * runs[row.trace]
         elif row.part != "done":
             times = row.times if row.part == "start" else row.times * runs[row.trace]
             flops = sum(_read_product(one).flops for one in row.detail.split("; ") if one and row.part == "kernels")
-            before = found[row.kind]
-            found[row.kind] = before[0] + times, before[1] + times * row.bytes, before[2] + times * flops
-    return dict(found)
+            before = counts[row.kind]
+            counts[row.kind] = before[0] + times, before[1] + times * row.bytes, before[2] + times * flops
+    return dict(counts)
 
 
 def _seconds(timer: StepTimer, link: str, moved: float) -> float:
@@ -193,7 +193,7 @@ def _seconds(timer: StepTimer, link: str, moved: float) -> float:
 
 def read_parts(file: Path = PARTS) -> dict[Key, tuple[Row, ...]]:
     """The parts of programs. Raises `UserError` for a file without their keys, or with a program in two places."""
-    found: dict[Key, list[Row]] = {}
+    programs: dict[Key, list[Row]] = {}
     last: Key | None = None
     with file.open(newline="") as stream:
         reader = csv.DictReader(line for line in stream if not line.startswith("#"))
@@ -203,15 +203,15 @@ def read_parts(file: Path = PARTS) -> dict[Key, tuple[Row, ...]]:
             # A program's first row alone has its key.
             if cells["config"]:
                 last = Key(cells["config"], cells["cluster"], cells["overrides"])
-                if last in found:
+                if last in programs:
                     raise UserError(f"{file.name}: {' '.join(last)} is there twice")
-                found[last] = []
+                programs[last] = []
             if last is None:
                 raise UserError(f"{file.name}: expected config, cluster and overrides in a program's first row")
             times, moved, flops = (float(cells[name] or 0) for name in ("times", "bytes", "flops"))
             one = Row(cells["trace"], cells["part"], cells["kind"], times, moved, flops, cells["detail"])
-            found[last].append(one)
-    return {key: tuple(rows) for key, rows in found.items()}
+            programs[last].append(one)
+    return {key: tuple(rows) for key, rows in programs.items()}
 
 
 def write_parts(parts: Mapping[Key, Sequence[Row]], file: Path = PARTS) -> None:
@@ -223,5 +223,5 @@ def write_parts(parts: Mapping[Key, Sequence[Row]], file: Path = PARTS) -> None:
         for key, rows in parts.items():
             for index, row in enumerate(rows):
                 numbers = (f"{one:.12g}" if one else "" for one in (row.times, row.bytes, row.flops))
-                own = ("", "", "") if index else key
-                writer.writerow((*own, row.trace, row.part, row.kind, *numbers, row.detail))
+                first_cells = ("", "", "") if index else key
+                writer.writerow((*first_cells, row.trace, row.part, row.kind, *numbers, row.detail))

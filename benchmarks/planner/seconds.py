@@ -27,7 +27,7 @@ class Case(NamedTuple):
     config: str
     cluster: str
     rows: int
-    """Of a step."""
+    """Predicted seconds of a step."""
     most: float
 
 

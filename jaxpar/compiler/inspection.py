@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from jaxpar.compiler.cluster_parts import training_part
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for, with_known_vocab
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
@@ -16,7 +17,6 @@ from jaxpar.compiler.report.layer_schedule import layer_schedules, layers_pictur
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.screen import INSPECT_WIDTH, screen
 from jaxpar.compiler.report.tables import print_report
-from jaxpar.compiler.shares import training_part
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster, parse_cluster

@@ -57,6 +57,7 @@ def _note(name: str, release: str) -> str:
 
 
 def attention_of(plan: Plan) -> str | None:
-    """The implementation of all attention of a run, whatever stands in for it; None where kinds of layers differ."""
+    """The implementation of all attention of a run, which another may replace in the program; None where kinds of
+    layers differ."""
     names = {choice.name for choice in plan.attention.values()}
     return names.pop() if len(names) == 1 else None

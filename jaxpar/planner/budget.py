@@ -16,8 +16,8 @@ from typing import Annotated
 
 from rich.console import Console
 
+from jaxpar.compiler.cluster_parts import part_of
 from jaxpar.compiler.report.screen import print_lines, screen, table
-from jaxpar.compiler.shares import part_of
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.spelling import quoted
 from jaxpar.config.strict_json import json_text

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
+from jaxpar.compiler.cluster_parts import training_part
 from jaxpar.compiler.compile import DEFAULT_CACHE, with_known_vocab
 from jaxpar.compiler.report.screen import print_lines, screen
-from jaxpar.compiler.shares import training_part
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import fixed_for_planner

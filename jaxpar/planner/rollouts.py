@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from jaxpar.compiler.cluster_parts import is_reinforcement, part_of, training_part
 from jaxpar.compiler.report.screen import print_lines, table
-from jaxpar.compiler.shares import is_reinforcement, part_of, training_part
 from jaxpar.config import Config, UserError
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig

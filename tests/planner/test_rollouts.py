@@ -10,7 +10,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from jaxpar.compiler.shares import part_of, training_part
+from jaxpar.compiler.cluster_parts import part_of, training_part
 from jaxpar.config import Config, ParallelConfig, load_config, with_overrides
 from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster

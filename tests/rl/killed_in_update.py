@@ -13,7 +13,7 @@ LOAD = "/collective_rpc"
 
 
 def kill_after(update: int) -> None:
-    """Kill this process after so many loads of weights, before the server is resumed."""
+    """Kill this process after a number of loads of weights, before the server is resumed."""
     ask, loads = VLLMServer._request, []
 
     def asked(server: VLLMServer, path: str, body: Mapping[str, Any] | None = None) -> Any:

@@ -73,7 +73,7 @@ class StepTimer:
         return times.matmul(m, n, int(k))
 
     def _multiplying(self, arithmetic: str, item: int) -> Device:
-        """The GPU with the peak of an arithmetic for its numbers of so many bytes."""
+        """The GPU with the peak of an arithmetic in place of that of its numbers' size, `item` bytes."""
         peaks = {str(kind): peak for kind, peak in self.gpu.peaks.items()}
         peaks.setdefault("tensorfloat32", peaks["float32"])  # before Ampere float32 takes the plain units
         if arithmetic not in peaks:
@@ -99,7 +99,7 @@ class StepTimer:
         return moved / self.cluster.host_bandwidth
 
     def collective(self, kind: str, moved: float, ranks: int, in_one_host: int) -> float:
-        """A collective with so many bytes of input, between ranks of one group of hosts without pods."""
+        """Seconds of a collective with `moved` bytes of input, between ranks of one group of hosts without pods."""
         return _over(network_of(self.cluster, self.model).group(ranks, in_one_host), kind, moved, ranks)
 
     def in_one_host(self, movement: Movement) -> int:
@@ -127,7 +127,7 @@ class StepTimer:
 
 
 def _over(ring: Ring, kind: str, moved: float, ranks: int) -> float:
-    """Seconds of a collective with so many bytes of input."""
+    """Seconds of a collective with `moved` bytes of input."""
     match kind:
         case "all-gather":
             return ring.gather(float(moved * ranks))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from jaxpar.compiler.shares import part_of
+from jaxpar.compiler.cluster_parts import part_of
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import at_least
 from jaxpar.config.reading.typed import record_from_plain, shown

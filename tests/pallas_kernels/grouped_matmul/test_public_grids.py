@@ -48,7 +48,7 @@ CASES = {
 
 interpreted = jax.jit(partial(by, "triton", interpret=True))
 KERNELS = {"triton": (1, interpreted), "mosaic": (64, partial(by, "mosaic", interpret=True))}
-"""What sides are multiples of, and the products."""
+"""The multiple to which sides are rounded, and the products."""
 plain = jax.jit(partial(by, "xla"))
 
 

@@ -85,7 +85,7 @@ def test_maps_with_activations_on_the_host_fit_where_nothing_else_does(gigabytes
 
 
 def test_a_map_is_found_wherever_one_fits():
-    """Of maps with one choice for all layers, or that which keeps the least for all but one or for half of them."""
+    """A map fits if one of these does: one choice for all layers, or the least one for all but one or half of them."""
     search = search_of(DEEP, "h100:1x1", microbatch=8)
     (group,) = search.space.groups()
     found = 0

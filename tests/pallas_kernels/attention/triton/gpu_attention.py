@@ -35,7 +35,7 @@ def ptxas() -> str:
 
 
 def kernels(gpu: str, *configurations: tuple[int, int, str, float | None]) -> list[dict[str, dict[str, Any]]]:
-    """What ptxas reports of the kernels of each: the widths of queries and keys, and of values, a form, a soft-cap."""
+    """The report of ptxas on kernels, by widths of queries and keys, and of values, form and soft-cap."""
     return [of_form(gpu, *configuration) for configuration in configurations]
 
 
