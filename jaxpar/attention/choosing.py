@@ -7,7 +7,7 @@ from typing import Protocol
 
 from jaxpar.attention.request import AttentionRequest
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import ALL, of_kind
+from jaxpar.config.kinds import ALL, kind_clause
 from jaxpar.config.plan import Choice
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from pallas_kernels.choice import Registry, Request
@@ -79,6 +79,6 @@ def choose_kernel(registry: Registry, name: str, request: Request, key: str, kin
     except Unsupported as error:
         reasons = error.refused
         why = clauses(reasons) if len(reasons) > 1 else next(iter(reasons.values()))
-        asked = "this run" if kind == ALL else f"the layers{of_kind(kind)}"
+        asked = "this run" if kind == ALL else f"the layers{kind_clause(kind)}"
         raise UserError(f"{key} is {name!r}, which does not support {asked}: {why}") from None
     return Choice(chosen.name, chosen.reason, chosen.rejected)

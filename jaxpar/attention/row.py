@@ -49,13 +49,13 @@ class RowTokens(NamedTuple):
 
         None means the queries of this rank, and the keys of all ranks.
         """
-        q_indices, q_segments = (self.indices, self.segments) if queries is None else self._of(*queries)
-        kv_indices, kv_segments = (self.row_indices, self.row_segments) if keys is None else self._of(*keys)
+        q_indices, q_segments = (self.indices, self.segments) if queries is None else self._group_tokens(*queries)
+        kv_indices, kv_segments = (self.row_indices, self.row_segments) if keys is None else self._group_tokens(*keys)
         if not mask.segmented:
             return MaskInputs(q_indices, kv_indices)
         return MaskInputs(q_indices, kv_indices, q_segments, kv_segments)
 
-    def _of(self, group: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+    def _group_tokens(self, group: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
         length = ranks * self.indices.shape[1]
         cut = lambda row: lax.dynamic_slice_in_dim(row, group * length, length, axis=1)
         return cut(self.row_indices), cut(self.row_segments)

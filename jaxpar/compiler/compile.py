@@ -53,7 +53,7 @@ def plan_for(config: Config, cluster: Cluster, device: Any = None, usable: int |
 
 def _device(cluster: Cluster) -> DescribedGPU:
     """The least capable GPU of a cluster."""
-    return DescribedGPU.of(min(cluster.gpus, key=lambda gpu: gpu.compute_capability))
+    return DescribedGPU.from_gpu(min(cluster.gpus, key=lambda gpu: gpu.compute_capability))
 
 
 def with_known_vocab(config: Config) -> Config:

@@ -31,7 +31,7 @@ ALL = "all"
 """The kind of all layers of a model that declares none."""
 
 
-def of_kind(kind: str) -> str:
+def kind_clause(kind: str) -> str:
     """A clause that names a kind, for the user: nothing where the model declares none."""
     return "" if kind == ALL else f" of kind {kind}"
 

@@ -73,7 +73,7 @@ class TableOrder(Order):
 
     def places(self, epoch: int, index: int) -> Places:
         """See `Order`."""
-        tables = self._of(epoch)
+        tables = self._epoch_tables(epoch)
         first = int(tables.rows[index]) * self.sequence_length
         offsets = np.arange(first, min(first + self.sequence_length + 1, len(self.stream)))
         low, high = np.searchsorted(tables.stops, offsets[[0, -1]], side="right")
@@ -87,7 +87,7 @@ class TableOrder(Order):
         stops = np.where(documents == last, len(self.stream), starts[np.minimum(documents + 1, last)])
         return stops - starts[documents]
 
-    def _of(self, epoch: int) -> _Tables:
+    def _epoch_tables(self, epoch: int) -> _Tables:
         """The epoch's tables; two are cached, for the batches at the boundary of two epochs."""
         with self._lock:
             if epoch not in self._tables:

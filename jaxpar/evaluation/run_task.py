@@ -90,7 +90,9 @@ def _perplexity(model: LanguageModel, settings: Perplexity, examples: Sequence[D
     parts = [window for windows in windows_of_examples for window in windows]
     nats = ratio([-float(window.sum(dtype=np.float64)) for window in parts], [len(window) for window in parts])
     tokens, texts = sum(map(len, parts)), sum(len(example.text.encode()) for example in examples)
-    details = [_of_document(example, windows) for example, windows in zip(examples, windows_of_examples, strict=True)]
+    details = [
+        _document_record(example, windows) for example, windows in zip(examples, windows_of_examples, strict=True)
+    ]
     metrics: dict[str, Metric] = {
         "nats_per_token": nats,
         "perplexity": exponential(nats),
@@ -99,7 +101,7 @@ def _perplexity(model: LanguageModel, settings: Perplexity, examples: Sequence[D
     return Outcome(settings.kind, len(examples), metrics, details)
 
 
-def _of_document(example: Document, windows: Sequence[np.ndarray]) -> dict[str, object]:
+def _document_record(example: Document, windows: Sequence[np.ndarray]) -> dict[str, object]:
     total = sum(float(window.sum(dtype=np.float64)) for window in windows)
     size = len(example.text.encode())
     return {"log_likelihood": total, "tokens": sum(map(len, windows)), "bytes": size}

@@ -121,7 +121,7 @@ class GenerationFunctions:
         """The log-probability of each label of rows, by the layers as they read prompts."""
         batch, lengths = vary((self._adapted(batch, adapter[:, None]), lengths))
         logits = batch["tokens"].size * padded_vocab(self.layout.config.model) // lax.axis_size("tensor")
-        likely = self.of_labels(weights, batch, lengths, -(-4 * logits // TILE_BYTES))
+        likely = self.label_log_probabilities(weights, batch, lengths, -(-4 * logits // TILE_BYTES))
         return reduce_max(vary(likely), ("pipe", "tensor"))
 
     def insert(
@@ -187,7 +187,7 @@ class GenerationFunctions:
         same = lambda last: reduce_max(last.swapaxes(0, 1), ("pipe", "context"))
         return after, (drawn, {name: same(last) for name, last in records.items()})
 
-    def of_labels(
+    def label_log_probabilities(
         self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], tiles: int
     ) -> Float[Array, "batch seq"]:
         """The log-probability of each label of `batch`, whose logits exist for one tile at a time."""

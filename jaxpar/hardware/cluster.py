@@ -102,7 +102,7 @@ class Cluster:
         slowest = min((group.network for group in self.groups), key=lambda link: link.bandwidth)
         return slowest if self.written_between is None else self.written_between
 
-    def of_kind(self, group: Group) -> Cluster:
+    def uniform(self, group: Group) -> Cluster:
         """A cluster of the same size in which all hosts are like those of `group`; links between groups stay."""
         return replace(self, groups=(replace(group, hosts=self.hosts),), written_between=self.between)
 

@@ -17,6 +17,6 @@ class DescribedGPU:
     platform: str = "gpu"
 
     @classmethod
-    def of(cls, gpu: GPU) -> DescribedGPU:
+    def from_gpu(cls, gpu: GPU) -> DescribedGPU:
         """A device like `gpu`, with the first of its names."""
         return cls(gpu.device_kinds[0], "{}.{}".format(*gpu.compute_capability), gpu.multiprocessors)

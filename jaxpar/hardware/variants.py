@@ -27,7 +27,7 @@ class Variant:
     def over(self, other: Variant) -> Variant:
         """This variant, with missing values taken from another."""
         return Variant(
-            *(mine if mine is not None else theirs for mine, theirs in zip(_of(self), _of(other), strict=True))
+            *(mine if mine is not None else theirs for mine, theirs in zip(_values(self), _values(other), strict=True))
         )
 
 
@@ -91,5 +91,5 @@ def _family(name: str) -> tuple[GPU, Variant, list[str]]:
     return gpu, KNOWN.get(f"{family}-{parts[2]}", Variant(memory)), []
 
 
-def _of(one: Variant) -> Iterable[float | None]:
+def _values(one: Variant) -> Iterable[float | None]:
     return one.memory_gib, one.bandwidth, one.watts

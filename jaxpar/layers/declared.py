@@ -94,7 +94,7 @@ def blocks_of(
     return (*blocks, *(feed_forward(model, part, layout.mlp_tiles) for feed_forward, part in behind), *last)
 
 
-def of_experts(activation: str) -> bool:
+def supports_experts(activation: str) -> bool:
     """Whether experts can compute the feed-forward of a value of `model.activation`."""
     feed_forwards = implementations(FEED_FORWARDS[activation])
     return len(feed_forwards) == 1 and bool(feed_forwards[0].routed_inputs)
@@ -205,7 +205,11 @@ def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str,
     experts = [ExpertsConfig(count=4, shared=1, shared_router=True, router=router) for router in routers]
     options: list[dict[str, Any]] = [
         *({"activation": name} for name in feed_forwards),
-        *({"activation": name, "experts": one} for name, one in product(feed_forwards, experts) if of_experts(name)),
+        *(
+            {"activation": name, "experts": one}
+            for name, one in product(feed_forwards, experts)
+            if supports_experts(name)
+        ),
         *({"mixer": name} for name in mixers if name != "latent_attention"),
         *({"latent_attention": LatentAttentionConfig(kv_rank=1, query_rank=rank)} for rank in (None, 1)),
         {"attention_sinks": True, "attention_gate": True, "altup": AltUpConfig(), "laurel_rank": 1},

@@ -86,7 +86,7 @@ class DecoderLayer(nnx.Module):
     def linear(self, name: str, x: jax.Array, index: Int[Array, ""], tokens: TokenContext) -> Any:
         """Run a group of matmuls by its name, with its collectives. Schedules that compute weight gradients later
         differentiate it by itself: it is linear in the group's matrices and in `x`."""
-        ops = self.ops.of_layer(index, tokens)
+        ops = self.ops.for_layer(index, tokens)
         (block,) = (one for one in self.blocks if name in [group.name for group in one.part.groups])
         return ops.run(block, name, x)
 
@@ -106,7 +106,7 @@ class DecoderLayer(nnx.Module):
             observed: zeros, whose cotangents are the statistics of the layer's matmuls, such as amax.
         """
         x, columns, context = self._entered(x, context)
-        ops, reports = self.ops.of_layer(context.index, context.tokens, observed, tap), {}
+        ops, reports = self.ops.for_layer(context.index, context.tokens, observed, tap), {}
 
         def run(block: Block, h: jax.Array, stream: jax.Array) -> jax.Array:
             h, report = block(h, context._replace(stream=stream), ops)
@@ -119,7 +119,7 @@ class DecoderLayer(nnx.Module):
         self, x: Float[Array, "batch part embed"], caches: Mapping[str, PyTree] | None, context: Context
     ) -> tuple[jax.Array, dict[str, PyTree]]:
         """The residual stream after a step of generation, and the updated cache of each block; see `Block.decode`."""
-        ops, after = self.ops.of_layer(context.index, context.tokens), {}
+        ops, after = self.ops.for_layer(context.index, context.tokens), {}
         x, columns, context = self._entered(x, context)
 
         def run(block: Block, h: jax.Array, stream: jax.Array) -> jax.Array:

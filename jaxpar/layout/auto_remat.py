@@ -153,7 +153,7 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
         [slot.kind for slot in slots], schedule.chunks, config.memory.weights_offload,
     )  # fmt: skip
     runs = {} if unknown else backends_on(config, cluster.gpu, strategy)
-    grouped, exact = grouped_codes(config, DescribedGPU.of(cluster.gpu)), exact_shares(config)
+    grouped, exact = grouped_codes(config, DescribedGPU.from_gpu(cluster.gpu)), exact_shares(config)
     loops = not unknown and not grouped.by_kernel and loops_on(config, axes, cluster.gpu, rows)
     asked, slices = config.parallel, expert_options(config.parallel).slices
     return {

@@ -43,7 +43,7 @@ class EagerState(NamedTuple):
     """The momentum of its outer gradients alone."""
 
 
-def of_islands[Layout](layout: Layout) -> Layout:
+def partition_over_islands[Layout](layout: Layout) -> Layout:
     """The partition of each array, from that of one island's part."""
     is_leaf = lambda x: isinstance(x, PartitionSpec)
     return jax.tree.map(lambda spec: PartitionSpec(ISLANDS, *spec), layout, is_leaf=is_leaf)
@@ -52,7 +52,9 @@ def of_islands[Layout](layout: Layout) -> Layout:
 def state_layout_of_islands(layout: TrainState, eager: bool) -> TrainState:
     """The partitions of the state, from those of one island's state."""
     island = with_eager(layout, EagerState(layout.master, layout.master)) if eager else layout
-    each = of_islands((island.master, island.optimizer, island.applied, island.skipped_in_row, island.carried))
+    each = partition_over_islands(
+        (island.master, island.optimizer, island.applied, island.skipped_in_row, island.carried)
+    )
     return _joined(island, island.master, each)
 
 

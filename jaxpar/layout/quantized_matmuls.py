@@ -10,7 +10,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.coded_matrices import coded_matrices
-from jaxpar.memory.streaming import of_rows
+from jaxpar.memory.streaming import map_rows
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.placements import Placements
 from jaxpar.precision.history import QuantizedMatmuls, ScaleHistory
@@ -28,7 +28,7 @@ def carried(config: Config, plan: Plan, placements: Placements, order: LayerOrde
     if codes_once(plan):
         codes = partial(
             coded_weights, matrices=coded_matrices(config, plan, placements, order),
-            shape=(layers, len(names)), storage=placements.storage.dtype, by_rows=of_rows,
+            shape=(layers, len(names)), storage=placements.storage.dtype, by_rows=map_rows,
         )  # fmt: skip
     if not recipe.from_history:
         return QuantizedMatmuls(codes)

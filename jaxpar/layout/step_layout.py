@@ -128,7 +128,7 @@ class StepLayout:
     @property
     def islands(self) -> bool:
         """Whether the weights that are trained are those of islands, which an outer optimizer joins."""
-        return self.config.islands.of_one_job
+        return self.config.islands.share_mesh
 
     @property
     def outer_on_host(self) -> bool:

@@ -18,7 +18,7 @@ from itertools import combinations, groupby
 from jaxpar.layers.declared import hidden_names
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.pareto import NothingFits, Point, cheapest_of_kinds, point_of, undominated
-from jaxpar.memory.remat import LAYER_INPUT, Treatment, of_core
+from jaxpar.memory.remat import LAYER_INPUT, Treatment, is_attention_core
 
 SMALL = 1 / 64
 """Activations of less than this share of a layer's bytes are treated as those before them."""
@@ -38,7 +38,9 @@ def host_points(costs: LayerCosts) -> list[Point]:
     for end in range(len(steps) + 1):
         treatments: dict[str, Treatment] = dict.fromkeys(costs.sizes, "recompute")
         treatments |= dict.fromkeys((LAYER_INPUT, *(name for step in steps[:end] for name in step)), "save")
-        movable = [step for step in steps[:end] if not any(of_core(name) or name in hidden_names() for name in step)]
+        movable = [
+            step for step in steps[:end] if not any(is_attention_core(name) or name in hidden_names() for name in step)
+        ]
         windows = [movable[first:last] for first, last in combinations(range(len(movable) + 1), 2)]
         for window in [(), *windows]:
             for moved in (window, [(LAYER_INPUT,), *window]):

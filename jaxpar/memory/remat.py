@@ -30,7 +30,7 @@ def cheap(name: str) -> bool:
     return name in (known := known_activations()) and known[name].cheap
 
 
-def of_core(name: str) -> bool:
+def is_attention_core(name: str) -> bool:
     """Whether attention itself makes an activation of queries, keys and values."""
     return name in (known := known_activations()) and known[name].core
 
@@ -38,7 +38,7 @@ def of_core(name: str) -> bool:
 PRESETS: Mapping[str, Callable[[str], bool]] = {
     "none": lambda name: True,
     "gemm_last": lambda name: not cheap(name),
-    "selective": lambda name: not of_core(name),
+    "selective": lambda name: not is_attention_core(name),
     "full": lambda name: False,
 }
 """Whether each preset saves an activation. `selective` is that of Korthikanti et al. 2022 (arXiv:2205.05198): attention

@@ -106,7 +106,7 @@ def streamed[State, Along](
     return state
 
 
-def of_taken_rows(
+def map_taken_rows(
     function: Callable[[Array, Array], Array], a: Num[Array, "..."], rows: Int[Array, " taken"], along: Array
 ) -> Num[Array, "..."]:
     """`function` of some rows of `a`, which is in host memory, and of the rows `along` them, one after the other; zeros
@@ -143,18 +143,18 @@ def fetched_rows(a: Num[Array, "..."], dtype: DTypeLike, rows: int) -> Num[Array
     """`a`, which is in host memory, on the device as `dtype`, without a whole copy in its own dtype there."""
     if a.ndim == 0 or rows >= a.shape[0]:
         return jax.device_put(a, DEVICE).astype(dtype)
-    return by_rows(lambda piece: piece.astype(dtype), a, rows)
+    return map_row_pieces(lambda piece: piece.astype(dtype), a, rows)
 
 
-def of_rows(function: Callable[..., Array], a: Num[Array, "..."], along: tuple[Array, ...], rows: range) -> Array:
+def map_rows(function: Callable[..., Array], a: Num[Array, "..."], along: tuple[Array, ...], rows: range) -> Array:
     """`function` of some rows of `a` and of the same rows of the arrays `along` it: in pieces where `a` is in host
     memory, else at once."""
     if on_host(a):
-        return by_rows(function, a, rows_of_piece(a), rows.start, rows.stop, along)
+        return map_row_pieces(function, a, rows_of_piece(a), rows.start, rows.stop, along)
     return function(*(array[rows.start : rows.stop] for array in (a, *along)))
 
 
-def by_rows(
+def map_row_pieces(
     function: Callable[..., Array],
     a: Num[Array, "..."],
     rows: int,

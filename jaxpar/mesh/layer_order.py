@@ -124,12 +124,12 @@ class LayerOrder:
     """The slots of every chunk, in the order in which they run."""
 
     @staticmethod
-    def of_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
+    def from_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
         """Chunks of layers that are alike, in model order: the rank of each, and its number of layers."""
-        return LayerOrder.of_kinds(rank_of, [(ALL,) * number for number in layers])
+        return LayerOrder.from_kinds(rank_of, [(ALL,) * number for number in layers])
 
     @staticmethod
-    def of_kinds(rank_of: Sequence[int], chunks: Sequence[Sequence[str]]) -> LayerOrder:
+    def from_kinds(rank_of: Sequence[int], chunks: Sequence[Sequence[str]]) -> LayerOrder:
         """Chunks in model order: the rank of each, and the kinds of its layers."""
         program = common_sequence(chunks)
         slots, rows_of = [], Counter[str]()

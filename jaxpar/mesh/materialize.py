@@ -53,7 +53,7 @@ def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bo
     dtype and once per microbatch. Bytes: `gather_stored` of each sharded weight in storage dtype.
     """
     one = partial(gather_one, dtype=placements.compute.dtype, unstacked=unstacked)
-    return jax.tree.map(one, weights, placements.of(part, weights))
+    return jax.tree.map(one, weights, placements.for_part(part, weights))
 
 
 def gather_one(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked: bool = False) -> jax.Array:
@@ -80,7 +80,7 @@ def to_accumulators(gradients: Arrays, placements: Placements, *, part: Part, un
     Bytes: `scatter_shards` of each weight that the gradient placement shards, in gradient dtype.
     """
     one = partial(to_accumulator, dtype=placements.gradient.dtype, unstacked=unstacked)
-    return jax.tree.map(one, gradients, placements.of(part, gradients))
+    return jax.tree.map(one, gradients, placements.for_part(part, gradients))
 
 
 def to_accumulator(grad: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked: bool = False) -> jax.Array:
@@ -100,7 +100,7 @@ def zero_accumulators(weights: Nested[object], placements: Placements, *, part: 
             dtype = placed.dtype(placements.gradient.dtype)
             return vary(jnp.zeros(local_shape(placed.shape, placed.gradient, sizes), dtype))
 
-    return jax.tree.map(one, placements.of(part, weights))
+    return jax.tree.map(one, placements.for_part(part, weights))
 
 
 def materialize(weights: Arrays, accumulators: Arrays, placements: Placements, *, part: str) -> Arrays:
@@ -138,7 +138,7 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
 def row_to_storage(master: Arrays, placements: Placements, *, part: Part) -> Arrays:
     """`to_storage` of one layer's weights, typed as varying over every axis."""
     stored = partial(_stored, dtype=placements.storage.dtype, unstacked=True)
-    return vary(jax.tree.map(stored, master, placements.of(part, master)))
+    return vary(jax.tree.map(stored, master, placements.for_part(part, master)))
 
 
 def _stored(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked: bool = False) -> jax.Array:

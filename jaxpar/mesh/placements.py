@@ -116,7 +116,7 @@ class Placements:
         """As master weights and optimizer state are between steps."""
         return Placement(jax.tree.map(lambda weight: weight.optimizer, self.weights), self.dtypes.master)
 
-    def of(self, part: str | tuple[str, ...], like: Nested[object] | None = None) -> Nested[WeightPlacement]:
+    def for_part(self, part: str | tuple[str, ...], like: Nested[object] | None = None) -> Nested[WeightPlacement]:
         """The placements of the weights of a part of the model, named by its path; of those that `like` has, if any."""
         path = (part,) if isinstance(part, str) else part
         placed = reduce(lambda tree, name: tree[name], path, self.weights)

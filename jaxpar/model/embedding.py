@@ -143,7 +143,7 @@ class Embedding:
 
     def _split(self, weights: Arrays, batch: Mapping[str, jax.Array]) -> tuple[dict[str, Table], Arrays]:
         """The tables with the rows that the batch's tokens have in them, and the other weights."""
-        lookups, placed = self._input.lookups(batch), self.placements.of(PART)
+        lookups, placed = self._input.lookups(batch), self.placements.for_part(PART)
         tables = {
             name: Table(weights[name], placed[name], _local_indices(placed[name], rows))
             for name, rows in lookups.items()

@@ -41,7 +41,7 @@ class GatheredChunks:
             dtypes = jax.tree.map(lambda leaf: leaf.dtype, like)
             if gradients:
                 like = stack.program.halves(like)[0]
-                gradient, placed = self.placements.gradient.dtype, self.placements.of((LAYERS, stack.name), like)
+                gradient, placed = self.placements.gradient.dtype, self.placements.for_part((LAYERS, stack.name), like)
                 dtypes = jax.tree.map(lambda weight: weight.dtype(gradient), placed)
             rows = slots * stack.order.rows_per_chunk
             return jax.tree.map(lambda leaf, dtype: vary(jnp.zeros((rows, *leaf.shape), dtype)), like, dtypes)

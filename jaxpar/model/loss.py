@@ -26,7 +26,9 @@ def vocabulary_cross_entropy(
     return _forward(logits, labels, axes)[0]
 
 
-def of_labels(values: Shaped[Array, "batch seq"], labels: Int[Array, "batch seq *label"]) -> Shaped[Array, "..."]:
+def reshape_to_labels(
+    values: Shaped[Array, "batch seq"], labels: Int[Array, "batch seq *label"]
+) -> Shaped[Array, "..."]:
     """Values of tokens in the shape of their labels; a token may have several labels."""
     return values.reshape(*values.shape, *(1,) * (labels.ndim - values.ndim))
 
@@ -70,7 +72,7 @@ def _forward(
     column, local = _local_label(axes, logits, labels)
     picked = jnp.take_along_axis(logits, column.reshape(*lse.shape, -1), axis=-1).reshape(labels.shape)
     label = reduce_sum(jnp.where(local, picked, 0.0), axes)
-    return (of_labels(lse, labels) - label, lse), (logits, labels, lse)
+    return (reshape_to_labels(lse, labels) - label, lse), (logits, labels, lse)
 
 
 def _backward(

@@ -22,7 +22,7 @@ from jaxpar.layers.tiles import from_tiles, into_tiles, scan_tiles
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, reduce_sum, scatter_sequence
 from jaxpar.model.head import bound_logits, project, project_gradients
-from jaxpar.model.loss import likeliest, most_likely, of_labels, vocabulary_cross_entropy
+from jaxpar.model.loss import likeliest, most_likely, reshape_to_labels, vocabulary_cross_entropy
 from pallas_kernels.vjp_parts import custom_vjp
 
 type Parts = Float[Array, "batch part embed"]
@@ -120,7 +120,7 @@ def tiled_scores(
         logits = project(gather_sequence(part[None]), table, head.model)
         logits = bound_logits(logits, head.model, head.axes)
         nll, _lse = vocabulary_cross_entropy(logits, labels, head.axes)
-        is_first = of_labels(likeliest(logits, head.axes), labels) == labels
+        is_first = reshape_to_labels(likeliest(logits, head.axes), labels) == labels
         return None, (-nll[0], is_first[0].astype(jnp.int32))
 
     _, (scores, firsts) = scan_tiles(step, None, _tiles(x, head.tiles, labels))
@@ -208,7 +208,9 @@ def _sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, head: HeadLoss)
     model, axes = head.model, head.axes
     nll, lse = vocabulary_cross_entropy(bound_logits(logits, model, axes), labels, axes)
     total = jnp.sum(mask * nll)
-    return (total + model.z_loss * jnp.sum(mask * of_labels(lse, labels) ** 2) if model.z_loss > 0 else total), total
+    return (
+        total + model.z_loss * jnp.sum(mask * reshape_to_labels(lse, labels) ** 2) if model.z_loss > 0 else total
+    ), total
 
 
 def _zeros(axes: tuple[str, ...]) -> Sums:

@@ -62,4 +62,4 @@ def adafactor(request: RuleRequest) -> Rule:
 
     layers = tuple(range(stack))
     dims_of_state = {"rows": layers + inputs, "columns": layers + outputs} if matrix else {"nu": layers + every}
-    return Rule({name: request.of_dims(dims) for name, dims in dims_of_state.items()}, direction, "matrix")
+    return Rule({name: request.array_spec(dims) for name, dims in dims_of_state.items()}, direction, "matrix")

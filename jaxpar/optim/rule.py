@@ -45,11 +45,11 @@ class RuleRequest(NamedTuple):
         return record_from_plain(record, self.config.options, "optimizer.options")
 
     def like_weight(self, *, signed: bool) -> ArraySpec:
-        """A moment with the shape of the weight, stored as `precision.moments` says; see `of_dims`."""
-        every = self.of_dims(range(len(self.spec.shape)))
+        """A moment with the shape of the weight, stored as `precision.moments` says; see `array_spec`."""
+        every = self.array_spec(range(len(self.spec.shape)))
         return ArraySpec(every.shape, every.dims, moments.form_of(self.moments, self.spec), signed)
 
-    def of_dims(self, dims: Sequence[int]) -> ArraySpec:
+    def array_spec(self, dims: Sequence[int]) -> ArraySpec:
         """A float32 array with these dims of the weight, each split as in the weight."""
         return ArraySpec(tuple(self.spec.shape[dim] for dim in dims), tuple((dim,) for dim in dims))
 

@@ -20,7 +20,7 @@ def lockstep_ticks(orders: Sequence[Order], chunks: int) -> tuple[Tick, ...]:
 
     Raises ScheduleError where the orders wait for each other in a circle.
     """
-    return with_weights(_Lockstep(orders, chunks).run(), _of_kind(orders, Kind.WEIGHT))
+    return with_weights(_Lockstep(orders, chunks).run(), _actions_of_kind(orders, Kind.WEIGHT))
 
 
 def branching_ticks(orders: Sequence[Order], chunks: int) -> tuple[Tick, ...]:
@@ -75,7 +75,7 @@ class _Lockstep:
 
     def __init__(self, orders: Sequence[Order], chunks: int):
         self.orders, self.chunks = orders, chunks
-        self.forwards, self.backwards = _of_kind(orders, Kind.FORWARD), _of_kind(orders, Kind.BACKWARD)
+        self.forwards, self.backwards = _actions_of_kind(orders, Kind.FORWARD), _actions_of_kind(orders, Kind.BACKWARD)
         self.forwards_before = [_forwards_before(order) for order in orders]
         self.forward_at, self.backward_at = [0] * len(orders), [0] * len(orders)
         self.forwarded: set[int] = set()
@@ -151,7 +151,7 @@ def with_weights(ticks: Sequence[Tick], weights: Sequence[Sequence[Action]]) -> 
     return tuple(map(tuple, table))
 
 
-def _of_kind(orders: Sequence[Order], kind: Kind) -> list[list[Action]]:
+def _actions_of_kind(orders: Sequence[Order], kind: Kind) -> list[list[Action]]:
     return [[action for action in order if action.kind is kind] for order in orders]
 
 

@@ -100,7 +100,7 @@ def state_per_parameter(config: Config) -> float:
     """Bytes of a run's checkpoint per parameter: the state of each island, and the global weights with their momentum,
     in float32."""
     islands = config.islands
-    return (STATE + 8.0 * islands.eager) * config.parallel.islands + 8.0 * islands.of_one_job
+    return (STATE + 8.0 * islands.eager) * config.parallel.islands + 8.0 * islands.share_mesh
 
 
 def spare_hosts(gpus: int, gpu_hours: float = GPU_HOURS) -> int:

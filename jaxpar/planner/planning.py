@@ -172,7 +172,7 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
     except UserError as error:
         plans, why = [], error
     best = plans[0].candidate.seconds if plans else float("inf")
-    islands = search.space.config.islands.of_one_job  # they have all hosts
+    islands = search.space.config.islands.share_mesh  # they have all hosts
     fixed = len(cluster.groups) > 1 or cluster.bandwidth_file or islands
     other = None if fixed else on_fewer_hosts(search, best)
     if other is None:

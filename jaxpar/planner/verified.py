@@ -107,7 +107,7 @@ class Verified:
 
 def check_verifiable(cluster: Cluster, islands: IslandsConfig) -> None:
     """Raise `UserError` where `--verify` is impossible, before a search rather than after it."""
-    if islands.of_one_job and islands.every != islands.fragments:
+    if islands.share_mesh and islands.every != islands.fragments:
         raise UserError(
             f"--verify: islands.every: {islands.every}: a program that exchanges weights in some steps alone is "
             f"counted as if it did in each; expected islands.fragments: {islands.every}, or no --verify"

@@ -139,7 +139,7 @@ class Whole(Dense):
         inputs = _rows(scaling.quantized(_flat(x), scaling.scales.input, E4M3, by_row=True), joins=self.gathers)
         terms, dws = [], []
         for n, (w, dy) in enumerate(zip(weights, dys, strict=True)):
-            scale = scaling.scales.of_gradient(n)
+            scale = scaling.scales.gradient_scale(n)
             dy = _flat(gather_sequence(dy) if self.scatters and tiled else dy)
             codes = _rows(scaling.quantized(dy, scale, recipe.gradient), joins=self.scatters and not tiled)
             by_row = _rows(scaling.quantized(dy, scale, recipe.gradient, by_row=True)) if tiled else codes
@@ -220,7 +220,7 @@ class Ring(Dense):
         del sizes
         inputs = scaling.quantized(x, scaling.scales.input, E4M3)
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
-        form, of_dy = scaling.recipe.gradient, scaling.scales.of_gradient
+        form, of_dy = scaling.recipe.gradient, scaling.scales.gradient_scale
         each = [scaling.quantized(dy, of_dy(n), form) for n, dy in enumerate(dys)]
         values, codes = [matrix.values for matrix in matrices], [dy.values for dy in each]
         scales = [dy.scales * matrix.scales for dy, matrix in zip(each, matrices, strict=True)]

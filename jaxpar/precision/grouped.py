@@ -127,7 +127,7 @@ class Experts:
     ) -> tuple[jax.Array, ArrayTuple]:  # fmt: skip
         """All gradients."""
         del perturbed
-        form, of_dy = scaling.recipe.gradient, scaling.scales.of_gradient
+        form, of_dy = scaling.recipe.gradient, scaling.scales.gradient_scale
         codes = [_rows(scaling, dy, of_dy(n), form) for n, dy in enumerate(dys)]
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
         terms = [self._times(scaling.recipe, *pair, sizes, x) for pair in zip(codes, matrices, strict=True)]

@@ -49,7 +49,7 @@ class Scales(NamedTuple):
     gradients: Array | Sequence[Array] | None = None
     """For the gradient of each output a scalar, or scales of its tiles."""
 
-    def of_gradient(self, n: int) -> jax.Array | None:
+    def gradient_scale(self, n: int) -> jax.Array | None:
         """The scale of the gradient of an output."""
         return None if self.gradients is None else self.gradients[n]
 
@@ -82,7 +82,7 @@ class GroupScaling:
         """Matrix `n` of the group, [..., inputs, outputs], quantized: in square tiles, or in tiles along its inputs or
         its outputs."""
         if self.recipe.tiles is not None and not self.coded:
-            return in_tiles(w, self.recipe.tiles.of_weight(by_input), E4M3)
+            return in_tiles(w, self.recipe.tiles.weight_tile(by_input), E4M3)
         assert self.scales.weights is not None, "a matrix has a scale"
         scale = self.scales.weights[n]
         return Codes(w.astype(E4M3) if self.coded else quantize(w, scale, E4M3), scale)

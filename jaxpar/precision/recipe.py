@@ -27,7 +27,7 @@ class Tiles:
         """Rows and columns of a tile of neighbours along the rows, or else along the columns."""
         return (self.size, 1) if rows else (1, self.size)
 
-    def of_weight(self, rows: bool) -> tuple[int, int]:
+    def weight_tile(self, rows: bool) -> tuple[int, int]:
         """`along`, for a matrix."""
         return (self.size, self.size) if self.square else self.along(rows)
 

@@ -74,7 +74,7 @@ class StackScales(NamedTuple):
     groups: dict[str, tuple[Float[Array, "rows ..."], ...]]
     """By group of matmuls, those of each matrix."""
 
-    def of_layer(self, group: str, layer: Int[Array, ""]) -> tuple[Float[Array, "..."], ...] | None:
+    def layer_scales(self, group: str, layer: Int[Array, ""]) -> tuple[Float[Array, "..."], ...] | None:
         """The scale of each matrix of a group, or those of its squares; None if they are quantized with each use."""
         if group not in self.groups:
             return None

@@ -29,7 +29,7 @@ class Sharded:
     @property
     def ahead(self) -> bool:
         """Whether storage differs from compute placement."""
-        placed: list[WeightPlacement] = jax.tree.leaves(self.placements.of((LAYERS, self.kind)))
+        placed: list[WeightPlacement] = jax.tree.leaves(self.placements.for_part((LAYERS, self.kind)))
         return any(added_dim(weight.compute, weight.storage) for weight in placed)
 
     def fetch(self, weights: Stack, row: Index, like: int) -> Arrays:

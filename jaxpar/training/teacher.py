@@ -50,14 +50,14 @@ class TeacherFiles:
             "temperature": repr(loss.temperature),
         }  # fmt: skip
 
-    def of(self, row: Row) -> ReferenceFile:
+    def row_file(self, row: Row) -> ReferenceFile:
         """The file of a row: of each token the likeliest tokens as int32, then their log-probabilities."""
         content = row["tokens"].astype("<i4").tobytes() + row["segments"].astype("<i4").tobytes()
         return ReferenceFile(self.folder, {**self._facts, "row": digest(content)}, 2 * row["tokens"].size * self.top_k)
 
     def fields(self, row: Row) -> Row:
         """The fields of a row. Raises `UserError` where its file is missing or damaged."""
-        file, shape = self.of(row), (2, row["tokens"].size, self.top_k)
+        file, shape = self.row_file(row), (2, row["tokens"].size, self.top_k)
         if (values := file.read()) is None:
             raise UserError(f"{named(file.path)} is missing: no pass of the teacher wrote it; start the run again")
         tokens, likely = values.reshape(shape)
@@ -84,7 +84,7 @@ class TeacherFiles:
 
         def store() -> None:
             for row, of_row, by_token in zip(rows, tokens, likely, strict=True):
-                file = self.of(row)
+                file = self.row_file(row)
                 try:
                     self.folder.mkdir(parents=True, exist_ok=True)
                     write_atomically(
@@ -154,7 +154,7 @@ class TeacherPass:
                 (split, example)
                 for split, (rows, examples) in enumerate(splits)
                 for example in examples
-                if not self._files.of(rows.plain.row(example)).path.exists()
+                if not self._files.row_file(rows.plain.row(example)).path.exists()
             ]
 
         left: Any = from_first(missing)

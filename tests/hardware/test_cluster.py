@@ -88,7 +88,7 @@ def test_groups_may_be_apart_further_than_their_hosts(tmp_path: Path):
     assert not alike.is_heterogeneous and alike.between == alike.link(True)
     apart = parse_cluster(write(tmp_path, text + "between: {bandwidth: 3, latency: 50}\n"))
     assert apart.is_heterogeneous and (apart.bandwidth(True), apart.latency(True)) == (3e9, 5e-5)
-    assert apart.of_kind(apart.groups[0]).bandwidth(True) == 50e9  # inside a group nothing changes
+    assert apart.uniform(apart.groups[0]).bandwidth(True) == 50e9  # inside a group nothing changes
     assert [group.name for group in apart.stage_groups(4) or ()] == ["a", "b", "b", "b"]
     assert apart.stage_groups(2) is None
     assert "between groups: 3 GB/s" in apart.describe()

@@ -42,7 +42,7 @@ def save_factors(base: Path, to: Path, lora: LoraConfig = LORA) -> Any:
     """A checkpoint at `to` with drawn factors for the model of a folder; returns the factors."""
     source, draws = HFFolder(base), np.random.default_rng(7)
     config = replace(small(run={"init_from": str(base)}), model=source.model, lora=lora)
-    specs = decoder_specs(config, LayerOrder.of_kinds([0], [layer_kinds(source.model)]))
+    specs = decoder_specs(config, LayerOrder.from_kinds([0], [layer_kinds(source.model)]))
     factors = select(specs, map_specs(lambda spec: spec.trained, specs), True)
     factors = map_specs(lambda spec: jnp.asarray(0.1 * draws.standard_normal(spec.shape), jnp.float32), factors)
     to.mkdir(parents=True, exist_ok=True)

@@ -208,11 +208,11 @@ def test_names_of_all_experts_scale_quickly_and_the_first_that_matches_decides()
     alphas = {r"layers\.0\.(mlp|x)\..*\.g_proj": 1.0} | {name: float(n) for n, name in enumerate(experts, start=2)}
     alphas |= {r"attn\.q_proj": 0.25, "[kq]_proj": 0.5, "^layers.0.v_proj": 9.0, "v_proj": 0.125}
     scales = Scales({"lora_alpha": 64, "alpha_pattern": alphas}, "--adapter")
-    assert [scales.of(name, 1) for name in experts] == [
+    assert [scales.factor(name, 1) for name in experts] == [
         1.0 if name.startswith("model.layers.0.") and "g_proj" in name else alphas[name] for name in experts
     ]
     names = "x.attn.q_proj", "q_proj", "layers.0.v_proj", "x.layers.0.v_proj", "xv_proj", "o_proj"
-    assert [scales.of(name, 1) for name in names] == [0.25, 0.5, 9.0, 0.125, 64.0, 64.0]
+    assert [scales.factor(name, 1) for name in names] == [0.25, 0.5, 9.0, 0.125, 64.0, 64.0]
 
 
 def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):

@@ -93,7 +93,7 @@ def test_a_share_bounds_the_weights_of_every_matrix(tmp_path: Path):
 def test_random_factors_are_those_that_a_new_run_draws(tmp_path: Path):
     found = factorize(FOLDER / "gpt2", tmp_path / "out", "--rank", 20, "--solver", "random")
     assert found.model.low_rank == {"down": 20, "up": 20}, "the sides of the others are 32"
-    order = LayerOrder.of_kinds([0], [layer_kinds(found.model)])
+    order = LayerOrder.from_kinds([0], [layer_kinds(found.model)])
     specs = decoder_specs(found.config, order)["layers"]["all"]["mlp"]
     own = {"layers": {"all": {"mlp": {name: specs[name] for name in ("up_a", "down_b")}}}}
     draw = jax.jit(lambda: initial_weights(own, found.config.run.seed, order))

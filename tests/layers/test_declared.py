@@ -39,7 +39,7 @@ from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.rope import frequencies, rotary_tables
 from jaxpar.layout.checks.model import WITH_LAUREL
-from jaxpar.memory.remat import cheap, layer_runs, of_core
+from jaxpar.memory.remat import cheap, is_attention_core, layer_runs
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.model.flops import causal_pairs, flops_per_step, reaches
 from jaxpar.planner.step_time.layer_times import Layers, Sort
@@ -113,7 +113,7 @@ def test_a_layer_has_what_it_declares(options: dict[str, Any]):
 
 
 def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
-    assert tuple(name for name in known_activations() if of_core(name)) == CHECKPOINT_NAMES
+    assert tuple(name for name in known_activations() if is_attention_core(name)) == CHECKPOINT_NAMES
     assert {name for name in known_activations() if cheap(name)} == {
         "attention_input", "mlp_input", "mlp_activated", "mlp_hidden", "expert_activated", "expert_hidden",
         "shared_activated", "shared_hidden", "expanded_query", "expanded_key", "expanded_value",
@@ -223,7 +223,7 @@ def test_sinks_scale_attentions_output_in_a_kernel_of_their_own():
     more = 2 * cases[1].shape.sizes["attention_scaled"]  # read and written
     assert scaled.forward.other - plain.forward.other == pytest.approx(device.bytes_seconds(more))
     assert scaled.backward.other > plain.backward.other
-    assert cheap("attention_scaled") and not of_core("attention_scaled")
+    assert cheap("attention_scaled") and not is_attention_core("attention_scaled")
 
 
 def test_layers_read_nothing_of_the_run_or_the_data():

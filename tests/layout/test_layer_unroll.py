@@ -18,7 +18,7 @@ from tests.sentences import refused
 from tests.small_run import small
 
 CLUSTER = parse_cluster("h100:1x4")
-DEVICE = DescribedGPU.of(CLUSTER.gpu)
+DEVICE = DescribedGPU.from_gpu(CLUSTER.gpu)
 
 
 def plan_of(usable: int | None = None, **sections: dict[str, Any]):

@@ -31,7 +31,7 @@ def test_a_layout_is_frozen_and_knows_no_devices():
 def test_muon_multiplies_in_the_dtype_that_is_asked_for_or_in_that_of_the_platform(asked: str, here: str, on_gpus: str):
     config = resolve_config(small(optimizer={"name": "muon", "options": {"matrix_dtype": asked}}), 1)
     cluster = parse_cluster("h100:1x1")
-    assert make_plan(config, DescribedGPU.of(cluster.gpu), 1, cluster, 2**30).dtypes.matrix == on_gpus
+    assert make_plan(config, DescribedGPU.from_gpu(cluster.gpu), 1, cluster, 2**30).dtypes.matrix == on_gpus
     plan = make_plan(config, jax.devices()[0], 1)
     assert plan.dtypes.matrix == here
     step = TrainStep(StepLayout(with_vocab(config, 64), plan), build_mesh(plan.axes, jax.devices()[:1]))

@@ -66,7 +66,7 @@ def test_xla_has_what_it_would_have_of_the_device_and_what_is_on_the_host():
     filled, plan = plan_for(config_of(memory=OFFLOADED), parse_cluster("h100:1x8"))
     estimate = estimate_memory(filled, plan)
     usable = 10**6 + estimate.optimizer
-    device = DescribedGPU.of(parse_cluster("h100:1x8").gpu)
+    device = DescribedGPU.from_gpu(parse_cluster("h100:1x8").gpu)
     percent = with_host_buffers(filled, plan, device, lambda: usable).memory_percent
     assert percent is not None
     beside = percent * 10**4 - estimate.host

@@ -50,7 +50,7 @@ def test_in_parts_where_a_layer_sends_more_than_weights_and_gradients(sections, 
 def test_in_parts_where_xla_does_not_estimate_what_a_message_takes(gpu: str, parallel: dict[str, int], prefetch: str):
     cluster = parse_cluster(f"{gpu}:1x4")
     config = resolve_config(small(parallel=parallel, model={"layers": 16}, data={"batch_size": 8}), 4)
-    plan = make_plan(config, DescribedGPU.of(cluster.gpu), 4, cluster)
+    plan = make_plan(config, DescribedGPU.from_gpu(cluster.gpu), 4, cluster)
     assert plan.weight_prefetch.name == prefetch
     assert ("before Hopper" in plan.weight_prefetch.reason) == (prefetch == "parts")
 

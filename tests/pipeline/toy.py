@@ -153,7 +153,7 @@ class ToyRun:
         self.program: PipelineProgram = make_program(schedule, **program)
         counts = layers or (1,) * schedule.chunks
         self.layers, self.seed = sum(counts), 0.5
-        self.order = LayerOrder.of_chunks(schedule.rank_of, counts)
+        self.order = LayerOrder.from_chunks(schedule.rank_of, counts)
         self.stack = self.order.stacks[ALL]
         self.mesh, sizes = mesh_of(pipe=schedule.ranks, fsdp=fsdp), AxisSizes(pipe=schedule.ranks, fsdp=fsdp)
         stacked = {

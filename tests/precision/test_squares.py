@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.memory.streaming import of_rows, to_host
+from jaxpar.memory.streaming import map_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LayerOrder
@@ -65,7 +65,7 @@ def matrix_of(case: Case, quantized: tuple[bool, ...]) -> CodedMatrix:
         local[dim] //= prod(case.ranks[name] for name in names)
     ranks = prod(case.ranks[axis] for axis in axes)
     squares = squares_of(SIZE, tuple(local), 1, case.inputs, (case.dim, axes), ranks)
-    order = LayerOrder.of_chunks([0], [len(quantized)]).stacks["all"]
+    order = LayerOrder.from_chunks([0], [len(quantized)]).stacks["all"]
     return CodedMatrix(("w",), 1, quantized, order, "all", "group", squares)
 
 
@@ -77,7 +77,7 @@ def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
     side = 1 + (bool(tensor) and tensor[0] > case.inputs)
 
     def function(stack: jax.Array) -> Any:
-        found = coded_weights({"w": stack}, [matrix], (3, 3), None, "float32", of_rows)
+        found = coded_weights({"w": stack}, [matrix], (3, 3), None, "float32", map_rows)
         (scales,) = found.shared[WEIGHT_SCALES]["all"].groups["group"]
         return found.weights["w"].codes, vary(scales)[None], found.observed[None]
 
@@ -104,7 +104,7 @@ def test_codes_of_squares_come_from_the_master_weights():
     stack = np.full((1, 128, 128), 1.0625 + 2.0**-12, np.float32)
     stack[0, 0, 0] = 448.0
     matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), (True,))
-    run = lambda w: coded_weights({"w": w}, [matrix], (1, 3), None, "bfloat16", of_rows).weights["w"]
+    run = lambda w: coded_weights({"w": w}, [matrix], (1, 3), None, "bfloat16", map_rows).weights["w"]
     codes = lambda w: run(w).codes.astype(jnp.float32)
     split = PartitionSpec(None, "fsdp")
     found = jax.jit(mapped(codes, mesh_of(), "float32", split, split))(stack)
@@ -121,7 +121,7 @@ def test_a_matrix_with_squares_that_is_read_in_pieces_has_the_codes_of_the_whole
     matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), quantized)
 
     def coded(stack: jax.Array) -> Any:
-        asked = {"w": stack}, [matrix], (3, 3), None, "bfloat16", of_rows
+        asked = {"w": stack}, [matrix], (3, 3), None, "bfloat16", map_rows
         return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
 
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))

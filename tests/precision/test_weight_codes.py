@@ -16,7 +16,7 @@ from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layout.choices.matmul import codes_once, matmul_rows
 from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.memory.streaming import of_rows, to_host
+from jaxpar.memory.streaming import map_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.coded import CodedStack
@@ -141,13 +141,13 @@ def _as_sent(state: Any, run: SmallRun, dtype: str) -> Any:
 
 
 def matrix_of(shape: tuple[int, ...], quantized: tuple[bool, ...]) -> CodedMatrix:
-    order = LayerOrder.of_chunks([0], [len(quantized)]).stacks["all"]
+    order = LayerOrder.from_chunks([0], [len(quantized)]).stacks["all"]
     return CodedMatrix(("w",), 1, quantized, order, "all", "group", full_rows(shape))
 
 
 def code(stack: Any, quantized: tuple[bool, ...]) -> Any:
     matrix = matrix_of(stack.shape, quantized)
-    return coded_weights({"w": stack}, [matrix], (len(quantized), 3), None, "float32", of_rows)
+    return coded_weights({"w": stack}, [matrix], (len(quantized), 3), None, "float32", map_rows)
 
 
 @pytest.mark.parametrize(("axes", "split"), [
@@ -199,7 +199,7 @@ def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
     scales = jnp.exp2(jnp.arange(-10.0, 5.0)).reshape(5, 3) if delayed else None
 
     def coded(stack: jax.Array) -> Any:
-        asked = {"w": stack}, [matrix], (5, 3), scales, "bfloat16", of_rows
+        asked = {"w": stack}, [matrix], (5, 3), scales, "bfloat16", map_rows
         return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
 
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))

@@ -54,6 +54,6 @@ class IslandsConfig:
         return self.eager or self.delay > 0
 
     @property
-    def of_one_job(self) -> bool:
+    def share_mesh(self) -> bool:
         """Whether the islands are parts of a job's mesh."""
         return self.every is not None and self.folder is None

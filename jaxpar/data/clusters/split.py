@@ -118,7 +118,7 @@ def _clusters(opened: TokenFolder, clustering: Clustering) -> tuple[np.ndarray, 
     draw = np.random.default_rng(clustering.seed)
     sample = np.sort(draw.permutation(len(sizes))[: max(SAMPLE, k)])
     documents = list(_documents(stream, sample))
-    embed = clustering.embed or NGrams.of(documents)
+    embed = clustering.embed or NGrams.from_documents(documents)
     vectors = np.concatenate([embed(batch) for batch in batched(documents, _BATCH)])
     centers = centers_of(vectors, sizes[sample], k, clustering.seed)
     similarity = lambda stream: np.concatenate([embed(batch) @ centers.T for batch in batched(_all(stream), _BATCH)])

@@ -27,7 +27,7 @@ class NGrams:
     rarity: Float32[np.ndarray, " dim"]
 
     @staticmethod
-    def of(sample: Documents) -> NGrams:
+    def from_documents(sample: Documents) -> NGrams:
         """The weights of n-grams from a sample of documents."""
         frequencies = np.zeros(DIM)
         for document in sample:

@@ -56,7 +56,7 @@ class Marks[Parsed, Marked]:
     mark: Callable[[Parsed, TextTokens], Marked]
     """These by tokens. Raises `UserError`."""
 
-    def of_folder(self, file: Path, folder: Path) -> tuple[TokenFolder, dict[str, list[tuple[int, Marked]]]]:
+    def read_folder(self, file: Path, folder: Path) -> tuple[TokenFolder, dict[str, list[tuple[int, Marked]]]]:
         """The folder, and by split the first token of each marked document, with its marks.
 
         Raises:

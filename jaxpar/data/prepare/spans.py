@@ -29,8 +29,8 @@ def mark_spans(file: Path, folder: Path, console: Console) -> None:
 
     Raises `UserError` where a line is not as above, or no document has its text; nothing is written then.
     """
-    marks = Marks("--spans", "`spans`, a list of [begin, end, kind]", _parse, _of_tokens)
-    opened, of_splits = marks.of_folder(file, folder)
+    marks = Marks("--spans", "`spans`, a list of [begin, end, kind]", _parse, _to_token_spans)
+    opened, of_splits = marks.read_folder(file, folder)
     every = [span for documents in of_splits.values() for _, marked in documents for span in marked]
     names = sorted({kind for *_, kind in every})
     for split, documents in of_splits.items():
@@ -52,7 +52,7 @@ def _parse(record: dict[str, Any]) -> Marked:
     return sorted((index(begin), index(end), str(kind)) for begin, end, kind in record["spans"])
 
 
-def _of_tokens(spans: Marked, text: TextTokens) -> Marked:
+def _to_token_spans(spans: Marked, text: TextTokens) -> Marked:
     """Spans of tokens from those of characters."""
     shifted: Marked = []
     for begin, end, kind in spans:

@@ -30,7 +30,7 @@ def mark_triples(file: Path, folder: Path, console: Console) -> None:
     Raises `UserError` where a line is not as above, or no document has its text; nothing is written then.
     """
     expected = "`triples`, a list of [[begin, end], relation, [begin, end], hop]"
-    opened, of_splits = Marks("--triples", expected, _parse, _of_tokens).of_folder(file, folder)
+    opened, of_splits = Marks("--triples", expected, _parse, _to_token_triples).read_folder(file, folder)
     every = [triple for documents in of_splits.values() for _, marked in documents for triple in marked]
     names = sorted({relation for _, _, relation, *_ in every})
     for split, documents in of_splits.items():
@@ -55,7 +55,7 @@ def _parse(record: dict[str, Any]) -> list[Triple]:
     ]
 
 
-def _of_tokens(triples: list[Triple], text: TextTokens) -> list[Triple]:
+def _to_token_triples(triples: list[Triple], text: TextTokens) -> list[Triple]:
     """Triples of tokens from those of characters."""
     marked: list[Triple] = []
     for head, head_end, relation, tail, tail_end, hop in triples:

@@ -69,7 +69,7 @@ class MixtureFunctions(GenerationFunctions):
         state = router.read_tokens(weights[ROUTER], cache[ROUTER], batch["tokens"][0])
         return self._mixed(weights, logits, state, lengths), {MODELS: caches, ROUTER: _same(state)}, {}
 
-    def of_labels(
+    def label_log_probabilities(
         self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], tiles: int
     ) -> Float[Array, "batch seq"]:
         """See `GenerationFunctions`."""

@@ -95,7 +95,7 @@ class Scales:
         self._expressions = list(zip(others, expressions, strict=True))
         self._names = {patterns[index]: index for index in reversed(range(len(patterns)))}
 
-    def of(self, module: str, rank: int) -> np.float32:
+    def factor(self, module: str, rank: int) -> np.float32:
         """The factor of a module: that of the first pattern that matches the end of its name, from a full stop on."""
         suffixes = ["^" + module, module, *(module[stop.end() :] for stop in re.finditer(r"\.", module))]
         name = min((self._names[end] for end in suffixes if end in self._names), default=len(self._alphas) - 1)

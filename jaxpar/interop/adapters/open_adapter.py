@@ -73,7 +73,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
                 "run with lora.rank"
             )
         check_base(base, source.factors.facts, f"{key}: {named(folder)}")
-        factors = by_matrix(_of_run(source), f"{key}: {named(folder)}")
+        factors = by_matrix(_run_factors(source), f"{key}: {named(folder)}")
     for weight, _ in factors:
         if weight not in _adaptable(base.model):
             raise UserError(
@@ -113,7 +113,7 @@ def _without_zeros(a: np.ndarray, b: np.ndarray, stack: int) -> Pair | None:
     return (a[..., used], np.compress(used, b, axis=stack)) if used.any() else None
 
 
-def _of_run(source: AdaptedWeights) -> Iterator[tuple[tuple[str, int], Pair]]:
+def _run_factors(source: AdaptedWeights) -> Iterator[tuple[tuple[str, int], Pair]]:
     """The factors of a run."""
     for layer, kind in enumerate(layer_kinds(source.model)):
         for weight, spec in weight_specs(source.model, kind).items():
@@ -166,12 +166,12 @@ def _file_factors(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[s
             del left[one]
         if array is not None:
             experts = experts_of(array, specs[array.layer], where)
-            scale = scales.of(array.name, max(1, shapes[0][0] // experts))
+            scale = scales.factor(array.name, max(1, shapes[0][0] // experts))
             stored = StoredPair(files, names, scale)
             yield from factors_of_array(array, stored, specs[array.layer], base, config, where)
             continue
         tensor = modules[module]
-        for weight, pair in _factors(tensor, StoredPair(files, names, scales.of(module, shapes[0][0])), where):
+        for weight, pair in _factors(tensor, StoredPair(files, names, scales.factor(module, shapes[0][0])), where):
             if tensor.member is None:
                 yield weight, pair
             else:

@@ -44,7 +44,7 @@ def write_weights(
     source: WeightSource, config: Config, facts: Mapping[str, object], folder: Path, report: Callable[[str], None]
 ) -> None:
     """Write the weights of a model into a new folder, as a checkpoint in float32 with a configuration and facts."""
-    order = LayerOrder.of_kinds([0], [layer_kinds(config.model)])
+    order = LayerOrder.from_kinds([0], [layer_kinds(config.model)])
     master = jax.tree_util.tree_map_with_path(
         lambda path, spec: _ReadPieces(spec, read_part(source, path, spec, order)),
         decoder_specs(config, order),

@@ -62,9 +62,9 @@ class Upcycled(DerivedModel):
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
         if layers is None or not weight.startswith(PREFIX):
             return read_full_matrix(self.source, weight, layers, region)
-        return np.stack([self._of_layer(weight, layer)[region] for layer in layers])
+        return np.stack([self._layer_weight(weight, layer)[region] for layer in layers])
 
-    def _of_layer(self, weight: str, layer: int) -> np.ndarray:
+    def _layer_weight(self, weight: str, layer: int) -> np.ndarray:
         name, kind = weight.removeprefix(PREFIX), layer_kinds(self.model)[layer]
         spec, slices = weight_specs(self.model, kind)[weight], self.granularity
         if name == "router":

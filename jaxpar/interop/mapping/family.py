@@ -54,7 +54,7 @@ class Tensor:
     """The name beside `first` in files that are read, as `also` is beside `name`."""
 
     @property
-    def of_experts(self) -> bool:
+    def holds_experts(self) -> bool:
         """Whether its weights are those of experts."""
         return self.all_experts or EXPERT in self.name
 
@@ -150,7 +150,7 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
                 weights = tuple(line.weights.split())
                 if not all(weight in specs_of_kind for weight in weights):
                     continue
-                if bool(specs_of_kind[weights[0]].routed) == line.of_experts:
+                if bool(specs_of_kind[weights[0]].routed) == line.holds_experts:
                     specs_here = tuple(specs_of_kind[weight] for weight in weights)
                     yield from _line_tensors(
                         line, weights, layer, model.layers, _laid(line, specs_here, models[kinds[layer or 0]])

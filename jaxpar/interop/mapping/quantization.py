@@ -44,7 +44,9 @@ def quantization_of(hf_config: HFConfig, family: Family) -> tuple[str, Mapping[s
         return None
     options = options if isinstance(options, dict) else {"quant_method": options}
     method = options.get("quant_method")
-    conv1d = any(line.form is Form.TABLE and "{layer}" in line.name and not line.of_experts for line in family.tensors)
+    conv1d = any(
+        line.form is Form.TABLE and "{layer}" in line.name and not line.holds_experts for line in family.tensors
+    )
     supported = [
         *family.quantizations,
         *(one for one in (COMPRESSED, *_OPTIONS) if not (conv1d and one in _TRANSPOSED)),

@@ -101,7 +101,7 @@ class PackedFiles(TensorFiles, ABC):
         parts = np.moveaxis(words.view(np.uint32), axis, -1)[..., None] >> shifts & np.uint32(2**self._bits - 1)
         return np.moveaxis(parts.reshape(*parts.shape[:-2], -1), -1, axis)
 
-    def _of_words(self, name: str, asked: slice, axis: int, other: slice) -> np.ndarray:
+    def _read_integers(self, name: str, asked: slice, axis: int, other: slice) -> np.ndarray:
         """Integers of a tensor: those of `asked` along its packed axis, and of `other` along the other axis."""
         first = asked.start // self._per_word
         words = slice(first, -(-asked.stop // self._per_word))
@@ -111,7 +111,7 @@ class PackedFiles(TensorFiles, ABC):
 
     def _zeros(self, stem: str, outputs: slice) -> np.ndarray:
         """[group, output]."""
-        return self._of_words(stem + ZEROS, outputs, 1, slice(None))
+        return self._read_integers(stem + ZEROS, outputs, 1, slice(None))
 
     @abstractmethod
     def _shape(self, words: tuple[int, ...]) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class GptqFiles(PackedFiles):
         return each == (inputs,) and groups > 0
 
     def _integers(self, stem: str, inputs: slice, outputs: slice) -> np.ndarray:
-        return self._of_words(stem + WORDS, inputs, 0, outputs)
+        return self._read_integers(stem + WORDS, inputs, 0, outputs)
 
     def _groups(self, stem: str, inputs: slice) -> np.ndarray:
         return self._part(stem + GROUPS, inputs)
@@ -176,7 +176,7 @@ class AwqFiles(PackedFiles):
         return each is None and 0 < groups <= inputs and inputs % groups == 0
 
     def _integers(self, stem: str, inputs: slice, outputs: slice) -> np.ndarray:
-        return self._of_words(stem + WORDS, outputs, 1, inputs)
+        return self._read_integers(stem + WORDS, outputs, 1, inputs)
 
     def _groups(self, stem: str, inputs: slice) -> np.ndarray:
         size = self.tensors[stem + WEIGHT].shape[1] // self._stored[stem + SCALES].shape[0]

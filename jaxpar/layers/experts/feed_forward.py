@@ -155,7 +155,7 @@ class Experts(Block):
             ids=sequence_part(tokens.fields[TOKENS.name]).ravel() if kind.ids else None,
             train=train,
             valid=valid,
-            order=TokenOrder.of(tokens) if kind.ordered and replay is None else None,
+            order=TokenOrder.from_tokens(tokens) if kind.ordered and replay is None else None,
             replay=replay,
             step=tokens.fields[UPDATES.name].astype(jnp.float32) if kind.anneals and train else None,
         )
@@ -165,7 +165,7 @@ class Experts(Block):
         factor = self.experts.capacity_factor
         if factor is None:
             return routing
-        order = TokenOrder.of(tokens)
+        order = TokenOrder.from_tokens(tokens)
         inside = within_capacity(order.whole(routing.indices), order.whole(valid), self.experts.count, factor)
         return routing._replace(indices=jnp.where(order.local(inside), routing.indices, NO_EXPERT))
 

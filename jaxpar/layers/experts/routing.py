@@ -37,7 +37,7 @@ class TokenOrder(NamedTuple):
     """The place of each token of this rank."""
 
     @classmethod
-    def of(cls, tokens: TokenContext) -> Self:
+    def from_tokens(cls, tokens: TokenContext) -> Self:
         """The order of the tokens of a microbatch."""
         indices = sequence_part(tokens.indices)
         examples = jnp.broadcast_to(tokens.examples[:, None], indices.shape)

@@ -104,7 +104,7 @@ def transposed(fold: Fold) -> Fold:
     return fold if fold.mapped.ndim < fold.made.ndim else fold._replace(mapped=fold.mapped.swapaxes(-1, -2))
 
 
-def _of_relay(blocks: int) -> StateTransport:
+def _relay_transport(blocks: int) -> StateTransport:
     hops = lambda mapped, made, ranks: Messages("shift", ranks + blocks - 2, made / blocks)
     return StateTransport(partial(relay, most=blocks), hops, lambda mapped, made, ranks: made)
 
@@ -115,7 +115,7 @@ TRANSPORTS: dict[str, StateTransport] = {
         lambda mapped, made, ranks: Messages("gather", 1, (mapped + made) * ranks),
         lambda mapped, made, ranks: (mapped + made) * (ranks - 1),
     ),
-    "ring": _of_relay(1),
-    "pipelined": _of_relay(BLOCKS),
+    "ring": _relay_transport(1),
+    "pipelined": _relay_transport(BLOCKS),
 }
 """Values of `parallel.overlap.state_messages`."""

@@ -104,7 +104,7 @@ class AdaptedOps(Ops):
 
     tokens: ByAdapter | None = None
 
-    def of_layer(
+    def for_layer(
         self, index: Int[Array, ""], tokens: TokenContext, observed: Any = None, tap: Tap | None = None
     ) -> Self:
         """Implements that of `Ops`."""

@@ -141,7 +141,7 @@ class Ops:
     observes: ClassVar[int] = 0
     """Numbers that the ops observe in the backward of training."""
 
-    def of_layer(
+    def for_layer(
         self, index: Int[Array, ""], tokens: TokenContext, observed: Any = None, tap: Tap | None = None
     ) -> Self:
         """The ops of one layer.

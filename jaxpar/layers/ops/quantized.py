@@ -37,7 +37,7 @@ class QuantizedMatmul(Matmul):
         full, scaling = [matrix for matrix in matrices if matrix.full is not None], self.scaling
         if isinstance(squares := scaling.scales.weights, tuple):
             pairs = zip(full, squares, strict=True)
-            squares = tuple(_of_heads(matrix, scales) for matrix, scales in pairs)
+            squares = tuple(_head_scales(matrix, scales) for matrix, scales in pairs)
             scaling = replace(scaling, scales=Scales(weights=squares))
         weights = [w for matrix in full if (w := matrix.full) is not None]
         return with_factors(made, matrices, iter(products(x, weights, scaling, gathers=True, chunks=self._chunks)))
@@ -92,7 +92,7 @@ class QuantizedOps(Ops):
         """Implements that of `Ops`."""
         return self.groups.tensors if self.groups.recipe.from_history else 0
 
-    def of_layer(
+    def for_layer(
         self, index: Int[Array, ""], tokens: TokenContext, observed: Any = None, tap: Tap | None = None
     ) -> Self:
         """Implements that of `Ops`."""
@@ -128,7 +128,7 @@ class QuantizedOps(Ops):
         columns = slice(groups.columns[group].start, groups.columns[group].stop)
         # A program of layers some of which are exact has matrices that are quantized with each use.
         stacks = tokens.carried.get(WEIGHT_SCALES, {}).get(groups.kind) if exact is None else None
-        squares = None if stacks is None else stacks.of_layer(group, layer)
+        squares = None if stacks is None else stacks.layer_scales(group, layer)
         if SCALES in tokens.carried:
             row = lax.dynamic_index_in_dim(tokens.carried[SCALES], layer, keepdims=False)[columns]
             matrices = len(row) // 2
@@ -140,7 +140,7 @@ class QuantizedOps(Ops):
         return GroupScaling(groups.recipe, exact, scales, zeros, coded=squares is not None)
 
 
-def _of_heads(matrix: Matrix, scales: jax.Array) -> jax.Array:
+def _head_scales(matrix: Matrix, scales: jax.Array) -> jax.Array:
     """Scales of squares of the heads that this rank takes."""
     if matrix.heads is None:
         return scales

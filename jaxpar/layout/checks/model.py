@@ -14,7 +14,7 @@ from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.counting import parameter_count
-from jaxpar.layers.declared import declare_layer, feed_forward_classes, mixer_classes, of_experts
+from jaxpar.layers.declared import declare_layer, feed_forward_classes, mixer_classes, supports_experts
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
 from jaxpar.layers.inputs.per_layer import TABLE
 from jaxpar.layers.residual.altup import stream_matrices
@@ -86,7 +86,7 @@ def check_blocks(config: Config) -> None:
             )
         for mixer in mixer_classes(layer):
             mixer.check(layer, kind)
-        if layer.experts is not None and not of_experts(layer.activation):
+        if layer.experts is not None and not supports_experts(layer.activation):
             raise UserError(
                 f"{key_of(kind, 'activation')}: {layer.activation} declares no routed_inputs, as Gated and Plain do, "
                 f"so experts cannot compute it; expected one that does, or {key_of(kind, 'experts')}: null"

@@ -87,7 +87,7 @@ def score_blocks(config: AttentionConfig, device: Device) -> ScoreBlocks:
 
 def strategy_on(config: Config, cluster: Cluster) -> str:
     """The context strategy on the GPUs of a cluster."""
-    request = widest(attention_requests(config, DescribedGPU.of(cluster.gpu), (), cluster.gpus_per_host))
+    request = widest(attention_requests(config, DescribedGPU.from_gpu(cluster.gpu), (), cluster.gpus_per_host))
     return choose_context_strategy(config.parallel.context_strategy, request, config.attention.backend).name
 
 
@@ -95,7 +95,7 @@ def backends_on(config: Config, gpu: GPU, strategy: str) -> dict[str, str]:
     """The attention backend of each kind of layers under a context strategy on GPUs of a cluster; without the kinds
     that the configured one does not support, which a run refuses."""
     whole_rows = config.parallel.context == 1 or strategy == "ulysses"
-    requests = attention_requests(config, DescribedGPU.of(gpu), ()).items()
+    requests = attention_requests(config, DescribedGPU.from_gpu(gpu), ()).items()
     backends = {
         kind: backend_of(config.attention.backend, replace(one, whole_rows=whole_rows)) for kind, one in requests
     }
@@ -107,7 +107,7 @@ def scratch_on(config: Config, gpu: GPU, strategy: str) -> int:
     if not config.data.packed:
         return 0
     whole_rows = config.parallel.context == 1 or strategy == "ulysses"
-    requests = attention_requests(config, DescribedGPU.of(gpu), ()).values()
+    requests = attention_requests(config, DescribedGPU.from_gpu(gpu), ()).values()
     return max(scratch_bytes(config.attention.backend, replace(one, whole_rows=whole_rows)) for one in requests)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxpar.attention.choosing import choose_kernel
 from jaxpar.config import Config, UserError
-from jaxpar.config.kinds import kind_models, of_kind
+from jaxpar.config.kinds import kind_clause, kind_models
 from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.schema.layout import expert_options
@@ -90,7 +90,7 @@ def expert_rows(config: Config, plan: Plan) -> list[tuple[str, str, str]]:
         shared = f" and {experts.shared} shared" if experts.shared else ""
         used = f"a token is multiplied with {count(matmul_parameters(model, model.vocab or 0))} weights of the model"
         words = f"router {experts.router}; {experts.count // axes.expert} per device; {used}"
-        rows.append((f"experts{of_kind(kind)}", f"{experts.count}, {experts.per_token} per token{shared}", words))
+        rows.append((f"experts{kind_clause(kind)}", f"{experts.count}, {experts.per_token} per token{shared}", words))
         if axes.expert > 1:
             chosen, each = plan.experts[kind], size(round(sent_bytes(config, plan, kind)))
             rounded = f" in {chosen.sent_dtype} to experts" if chosen.sent_dtype else ""
@@ -98,7 +98,7 @@ def expert_rows(config: Config, plan: Plan) -> list[tuple[str, str, str]]:
                 f"a device sends {each} for a layer in a step{rounded}; room for {chosen.capacity:g} times an even "
                 "share, and further rounds where it is exceeded"
             )
-            rows.append((f"exchanged tokens{of_kind(kind)}", plan.dtypes.compute, words))
+            rows.append((f"exchanged tokens{kind_clause(kind)}", plan.dtypes.compute, words))
     return rows
 
 
@@ -175,7 +175,7 @@ def loops_on(config: Config, axes: AxisSizes, gpu: GPU, rows: int) -> bool:
     try:
         return any(
             choose_kernel(REGISTRY, asked, request, "parallel.experts.backend", kind).name == "xla"
-            for kind, request in _requests(config, axes, DescribedGPU.of(gpu), whole, rows).items()
+            for kind, request in _requests(config, axes, DescribedGPU.from_gpu(gpu), whole, rows).items()
         )
     except UserError:
         return False

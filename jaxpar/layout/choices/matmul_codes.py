@@ -80,7 +80,7 @@ def _multiplies_quantized(config: Config, gpu: GPU) -> bool:
     if gpu.eight_bit_peak is None:
         return False
     try:
-        choice = tiled_choice(config, DescribedGPU.of(gpu), laid_out=False)
+        choice = tiled_choice(config, DescribedGPU.from_gpu(gpu), laid_out=False)
     except UserError:
         return False
     return choice is None or choice.name != "xla"

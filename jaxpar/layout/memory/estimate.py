@@ -160,7 +160,7 @@ def _attention_scratch(config: Config, plan: Plan) -> int:
 
 def plan_slots(plan: Plan) -> Slots:
     """The slots of the buffers of a plan's pipeline."""
-    return Slots.of_program(pipeline_program(plan))
+    return Slots.from_program(pipeline_program(plan))
 
 
 def _as_planned(config: Config, plan: Plan) -> Config:

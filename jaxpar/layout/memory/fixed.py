@@ -129,7 +129,7 @@ class _Counted:
         """The message of a fragment (what is sent, and the sum or the codes of all islands), and about one more copy of
         the gradients that are updated with: compiled programs took 85 to 114% of both, the most with int4."""
         islands = self.config.islands
-        if not (islands.of_one_job and islands.overlaps_step):
+        if not (islands.share_mesh and islands.overlaps_step):
             return 0
         received = 1 if islands.wire is None else self.config.parallel.islands
         message = (1 + received) * message_bytes(round(state.trained / islands.fragments), islands.wire)
@@ -247,10 +247,10 @@ class _Counted:
         return Work(
             weights.all + self.stored.frozen + self._gathered_layers,
             gradients.all + layer_gradients,
-            (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._of_experts(),
+            (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._expert_bytes(),
         )
 
-    def _of_experts(self) -> int:
+    def _expert_bytes(self) -> int:
         """Bytes that the backward of experts takes besides their activations; read from programs of four layers.
 
         Rows in the order of experts are recomputed, and XLA's loops over blocks of rows copy their arguments to have
@@ -259,9 +259,11 @@ class _Counted:
         gradients of the first round in place.
         """
         routed = [shape for shape in self.shapes.values() if shape.model.experts is not None]
-        return max((self._of_experts_in(shape) + self._of_codes_in(shape) for shape in routed), default=0)
+        return max(
+            (self._expert_layer_bytes(shape) + self._quantized_operand_bytes(shape) for shape in routed), default=0
+        )
 
-    def _of_codes_in(self, shape: LayerShape) -> int:
+    def _quantized_operand_bytes(self, shape: LayerShape) -> int:
         """Bytes of quantized operands of routed experts, where they are quantized: rows and gradients in the order of
         the tiles that gradients of matrices sum over, and once more those of a product in the order of rows."""
         groups = quantized_matrices(self.config, shape.model)
@@ -272,7 +274,7 @@ class _Counted:
         )
 
     @staticmethod
-    def _of_experts_in(shape: LayerShape) -> int:
+    def _expert_layer_bytes(shape: LayerShape) -> int:
         return 2 * shape.sorted_bytes + sum(shape.sizes.get(name, 0) for name in ("expert_up", "expert_gate"))
 
     def _turned(self) -> int:

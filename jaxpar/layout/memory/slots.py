@@ -22,7 +22,7 @@ class Slots(NamedTuple):
     heads: int
 
     @staticmethod
-    def of_program(program: PipelineProgram) -> Slots:
+    def from_program(program: PipelineProgram) -> Slots:
         """The slots of a program, also of one whose schedule is from a table."""
         buffers = {name: program.slots.get(name, 0) for name in Slots._fields if name != "heads"}
         return Slots(**buffers, heads=sum(run.head for run in program.runs))

@@ -69,7 +69,7 @@ class StateBytes:
     def outer(self) -> int:
         """Bytes of the state that islands share, where it is in the host's memory (`islands.offload`)."""
         islands = self.config.islands
-        if not islands.of_one_job or islands.offload == "none":
+        if not islands.share_mesh or islands.offload == "none":
             return 0
         return 2 * FLOAT32_BYTES * self.trained
 

@@ -64,7 +64,7 @@ class Elements(NamedTuple):
     """Elements on a device when they are split over `SHARD_AXES` too."""
 
     @staticmethod
-    def of(weights: Iterable[Weight], trained: bool) -> Elements:
+    def from_weights(weights: Iterable[Weight], trained: bool) -> Elements:
         """Elements of those `weights` that are trained, or of the others."""
         selected = [one for one in weights if one.trained == trained]
         return Elements(sum(one.compute for one in selected), sum(one.sharded for one in selected))
@@ -96,15 +96,15 @@ class Part(NamedTuple):
         return [weight for weight in self.weights if not weight.feed_forward], feed_forward
 
     @staticmethod
-    def of(weights: Iterable[Weight]) -> Part:
+    def from_weights(weights: Iterable[Weight]) -> Part:
         """The sum over several weights."""
         weights = tuple(weights)
         return Part(
             weights,
             sum(one.compute for one in weights),
             sum(one.sharded for one in weights),
-            Elements.of(weights, trained=True),
-            Elements.of(weights, trained=False),
+            Elements.from_weights(weights, trained=True),
+            Elements.from_weights(weights, trained=False),
             sum(one.updated for one in weights if one.trained),
             sum(one.state for one in weights),
             sum(one.whole_state for one in weights),
@@ -147,7 +147,7 @@ class Weights:
     @cached_property
     def _specs(self) -> Specs:
         """The parameter specs of the model, with one layer of each kind."""
-        return decoder_specs(self.config, LayerOrder.of_kinds([0], [self.kinds]))
+        return decoder_specs(self.config, LayerOrder.from_kinds([0], [self.kinds]))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -189,7 +189,9 @@ class Weights:
     def _part(self, path: tuple[str, ...], tree: Nested[ParamSpec] | ParamSpec, ranks: _Ranks) -> Part:
         """The weights of the tree at `path`."""
         leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return Part.of(self._weight(path, tuple(key.key for key in below), spec, ranks) for below, spec in leaves)
+        return Part.from_weights(
+            self._weight(path, tuple(key.key for key in below), spec, ranks) for below, spec in leaves
+        )
 
     def _weight(self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, ranks: _Ranks) -> Weight:
         tensor, shards, pipe, routed, replicas = ranks
@@ -227,7 +229,7 @@ class Weights:
         sizes = [local.get(axis, 1) for axis in spec.axes]  # one layer
         state = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
         average, islands = self.config.optimizer.ema is not None, self.config.islands
-        more = 2 * (islands.of_one_job and islands.offload == "none") + 2 * islands.eager
+        more = 2 * (islands.share_mesh and islands.offload == "none") + 2 * islands.eager
         return state + FLOAT32_BYTES * (1 + average + more) * prod(sizes)
 
     def _rule(self, spec: ParamSpec) -> Rule:

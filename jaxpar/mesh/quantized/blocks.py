@@ -63,7 +63,7 @@ def decode(sent: UInt8[Array, "rows bytes"], elements: int, dtype: str) -> Float
     if dtype == "float8_e4m3fn":
         values = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
     elif dtype == "int4":
-        values = _of_powers(_unpacked(codes)[:, :elements])
+        values = _power_values(_unpacked(codes)[:, :elements])
     else:
         values = lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
     blocks = _blocks(values) * scales[:, :, None].astype(jnp.float32)
@@ -90,7 +90,7 @@ def _powers(x: Float[Array, "rows elements"], thresholds: Array) -> UInt8[Array,
     return (jnp.minimum(codes, POWERS) + 8 * (x < 0)).astype(jnp.uint8)
 
 
-def _of_powers(codes: UInt8[Array, "rows elements"]) -> Float[Array, "rows elements"]:
+def _power_values(codes: UInt8[Array, "rows elements"]) -> Float[Array, "rows elements"]:
     """The values of `_powers`."""
     number = (codes & 7).astype(jnp.int32)
     powers = lax.bitcast_convert_type((number - POWERS + 127) << 23, jnp.float32)

@@ -44,7 +44,7 @@ def least(name: str) -> Callable[[RunRecord], float | None]:
     return lambda run: min((value for _, value in points(run, name)), default=None)
 
 
-def of_summary(name: str) -> Callable[[RunRecord], float | None]:
+def summary_figure(name: str) -> Callable[[RunRecord], float | None]:
     """A number of `summary.json`."""
     return lambda run: number(run.summary, name)
 
@@ -101,10 +101,10 @@ FIGURES = (
     Figure("time of a step, median", usual("step_time_s"), seconds),
     Figure("tokens per second, median", usual("tokens_per_second"), count),
     Figure("model FLOPs utilisation of the 16-bit peak, median", usual("mfu"), percent, relative=False),
-    Figure("compilation", of_summary("compile_seconds"), seconds),
-    Figure("time in steps", of_summary("train_seconds"), seconds),
-    Figure("memory, peak", of_summary("peak_bytes"), size),
-    Figure("memory per device, predicted", of_summary("predicted_bytes"), size),
+    Figure("compilation", summary_figure("compile_seconds"), seconds),
+    Figure("time in steps", summary_figure("train_seconds"), seconds),
+    Figure("memory, peak", summary_figure("peak_bytes"), size),
+    Figure("memory per device, predicted", summary_figure("predicted_bytes"), size),
 )
 
 

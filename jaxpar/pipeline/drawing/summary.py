@@ -57,7 +57,7 @@ class Summary:
             "bytes_sent": list(map(plain, published.bytes_sent)),
             "rank_of_chunk": list(schedule.rank_of),
             "lockstep_ticks": len(schedule.ticks),
-            "modes": {mode: _of_mode(simulation) for mode, simulation in self.modes.items()},
+            "modes": {mode: _mode_summary(simulation) for mode, simulation in self.modes.items()},
         }
 
 
@@ -100,7 +100,7 @@ def plain(number: Number) -> int | float:
     return number
 
 
-def _of_mode(simulation: Simulation) -> dict[str, object]:
+def _mode_summary(simulation: Simulation) -> dict[str, object]:
     return {
         "makespan": plain(simulation.makespan),
         "bubble": plain(simulation.bubble),

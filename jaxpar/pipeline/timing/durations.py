@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.table import Schedule
-from jaxpar.pipeline.timing.per_chunk import Number, PerChunk, check_per_chunk, frozen, of_chunk
+from jaxpar.pipeline.timing.per_chunk import Number, PerChunk, check_per_chunk, chunk_value, frozen
 
 
 @dataclass(frozen=True)
@@ -39,26 +39,26 @@ class Durations:
             if getattr(self, name) < 0:
                 raise ScheduleError(f"{name} must not be negative, got {getattr(self, name)}")
         for chunk in range(schedule.chunks):
-            weight, backward = of_chunk(self.weight, chunk), of_chunk(self.backward, chunk)
+            weight, backward = chunk_value(self.weight, chunk), chunk_value(self.backward, chunk)
             if schedule.splits_backward and weight > backward:
                 raise ScheduleError(
                     f"weight is a part of backward and cannot take longer, got {weight} of {backward} for chunk {chunk}"
                 )
 
-    def of(self, action: Action, schedule: Schedule) -> Number:
+    def duration(self, action: Action, schedule: Schedule) -> Number:
         """Duration of `action` in `schedule`, including the head."""
-        return self.of_kind(action.kind, action.chunk, schedule) + self.head_of(action, schedule)
+        return self.kind_duration(action.kind, action.chunk, schedule) + self.head_of(action, schedule)
 
-    def of_kind(self, kind: Kind, chunk: int, schedule: Schedule) -> Number:
+    def kind_duration(self, kind: Kind, chunk: int, schedule: Schedule) -> Number:
         """Duration of one kind of action on one chunk, without the head."""
         match kind:
             case Kind.FORWARD:
-                return of_chunk(self.forward, chunk)
+                return chunk_value(self.forward, chunk)
             case Kind.WEIGHT:
-                return of_chunk(self.weight, chunk)
+                return chunk_value(self.weight, chunk)
             case Kind.BACKWARD:
-                apart = of_chunk(self.weight, chunk) if schedule.splits_backward else 0
-                return of_chunk(self.backward, chunk) - apart
+                apart = chunk_value(self.weight, chunk) if schedule.splits_backward else 0
+                return chunk_value(self.backward, chunk) - apart
 
     def head_of(self, action: Action, schedule: Schedule) -> Number:
         """Time of the head in `action`: all of it in B of the last chunk, 0 elsewhere."""
@@ -66,4 +66,4 @@ class Durations:
 
     def longest(self, kind: Kind, schedule: Schedule) -> Number:
         """The longest action of a kind over all chunks, without the head: what a program padded to it takes."""
-        return max(self.of_kind(kind, chunk, schedule) for chunk in range(schedule.chunks))
+        return max(self.kind_duration(kind, chunk, schedule) for chunk in range(schedule.chunks))

@@ -36,7 +36,7 @@ def published_bubble(schedule: Schedule, durations: Durations) -> Bubble | None:
     if formula is None or durations.head or durations.transfer or any(isinstance(t, Sequence) for t in times):
         return None
     durations.check(schedule)
-    forward, backward, weight = (durations.of_kind(kind, 0, schedule) for kind in Kind)
+    forward, backward, weight = (durations.kind_duration(kind, 0, schedule) for kind in Kind)
     return formula(schedule, forward, backward, weight)
 
 

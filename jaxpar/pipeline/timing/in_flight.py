@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.table import Schedule, Tick
-from jaxpar.pipeline.timing.per_chunk import Number, PerChunk, check_per_chunk, frozen, of_chunk
+from jaxpar.pipeline.timing.per_chunk import Number, PerChunk, check_per_chunk, chunk_value, frozen
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def peak(actions: Iterable[Action], splits_backward: bool, sizes: ChunkBytes | N
     total_bytes: Number = 0
     most_bytes: Number = 0
     for action in actions:
-        stash_bytes, kept_bytes = of_chunk(sizes.stash, action.chunk), of_chunk(sizes.kept, action.chunk)
+        stash_bytes, kept_bytes = chunk_value(sizes.stash, action.chunk), chunk_value(sizes.kept, action.chunk)
         match action.kind:
             case Kind.FORWARD:
                 stash, total_bytes = stash + 1, total_bytes + stash_bytes

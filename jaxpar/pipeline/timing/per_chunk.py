@@ -16,7 +16,7 @@ type PerChunk = Number | Sequence[Number]
 """A number for all chunks, or one for each in the order of the model."""
 
 
-def of_chunk(value: PerChunk, chunk: int) -> Number:
+def chunk_value(value: PerChunk, chunk: int) -> Number:
     """The number for one chunk."""
     return value[chunk] if isinstance(value, Sequence) else value
 

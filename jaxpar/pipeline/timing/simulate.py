@@ -111,7 +111,7 @@ def simulate(
 
 def work(schedule: Schedule, durations: Durations) -> Number:
     """The time of all actions of all ranks together."""
-    return sum(durations.of(action, schedule) for order in schedule.orders for action in order)
+    return sum(durations.duration(action, schedule) for order in schedule.orders for action in order)
 
 
 def transfers_of(schedule: Schedule) -> tuple[int, ...]:

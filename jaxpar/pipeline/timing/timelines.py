@@ -47,7 +47,7 @@ def async_timeline(schedule: Schedule, durations: Durations) -> Timeline:
                     break
                 arrivals = [_arrival(need, rank, ended[need], schedule, durations) for need in before]
                 start = max([free[rank], *arrivals])
-                end = ended[action] = start + durations.of(action, schedule)
+                end = ended[action] = start + durations.duration(action, schedule)
                 sends = receiver(action, schedule) is not None
                 free[rank] = end if durations.overlap or not sends else end + durations.transfer
                 events.append(Event(rank, action, start, end))
@@ -84,7 +84,7 @@ def _tick_in_phases(tick: Tick, now: Number, schedule: Schedule, durations: Dura
     present = kinds_in(tick)
     for kind in (kind for kind in Kind if kind in present):
         actions = [(rank, a) for rank, actions in enumerate(tick) for a in actions if a.kind is kind]
-        events.extend(Event(rank, a, now, now + durations.of(a, schedule)) for rank, a in actions)
+        events.extend(Event(rank, a, now, now + durations.duration(a, schedule)) for rank, a in actions)
         now += durations.longest(kind, schedule) + max(durations.head_of(a, schedule) for _, a in actions)
         if any(receiver(a, schedule) is not None for _, a in actions):
             arrived = now + durations.transfer
@@ -103,7 +103,7 @@ def branching_timeline(schedule: Schedule, durations: Durations) -> Timeline:
     for tick in branching_ticks(schedule.orders, schedule.chunks):
         computed = arrived = now
         for rank, action in ((rank, action) for rank, actions in enumerate(tick) for action in actions):
-            events.append(Event(rank, action, now, now + durations.of(action, schedule)))
+            events.append(Event(rank, action, now, now + durations.duration(action, schedule)))
             end = now + durations.longest(action.kind, schedule) + durations.head_of(action, schedule)
             computed = max(computed, end)
             if receiver(action, schedule) is not None:

@@ -94,7 +94,7 @@ class Measured:
         kinds = timer.kinds(planned.candidate.layout)
         found, first = [], 0
         for group in kinds or (None,):
-            cluster = self.cluster if group is None else self.cluster.of_kind(group)
+            cluster = self.cluster if group is None else self.cluster.uniform(group)
             devices = (self.cluster.hosts if group is None else group.hosts) * self.cluster.gpus_per_host
             links = network_of(cluster, timer.reached(cluster))
             found.append(MeasuredNetwork(**vars(links), between=between, first=first, devices=devices, loops=loops))

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxpar.compiler.report.screen import print_lines
-from jaxpar.config.kinds import of_kind
+from jaxpar.config.kinds import kind_clause
 from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.pages.units import percent, plural, seconds, size
@@ -45,9 +45,12 @@ def _settings(file: PlanFile) -> list[tuple[str, str]]:
         ),
         *([("nodes", f"start processes on them in this order: {' '.join(map(str, order))}")] if order else []),
         ("ZeRO", f"stage {plan.zero}"),
-        *((f"attention{of_kind(kind)}", f"{choice.name}: {choice.reason}") for kind, choice in plan.attention.items()),
         *(
-            (f"linear attention{of_kind(kind)}", f"{choice.name}: {why(choice)}")
+            (f"attention{kind_clause(kind)}", f"{choice.name}: {choice.reason}")
+            for kind, choice in plan.attention.items()
+        ),
+        *(
+            (f"linear attention{kind_clause(kind)}", f"{choice.name}: {why(choice)}")
             for kind, choice in plan.linear_attention.items()
         ),
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxpar.config.axes import MESH_AXES
-from jaxpar.config.kinds import of_kind
+from jaxpar.config.kinds import kind_clause
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import one_of, printable
@@ -224,7 +224,7 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
     )
     timed = f"timed {balance} on the fullest rank (parallel.experts.imbalance; a run measures experts/rank_load)"
     return [
-        f"{own.exchange.name}{of_kind(kind)}: {own.exchange.reason}; {timed}" for kind, own in plan.experts.items()
+        f"{own.exchange.name}{kind_clause(kind)}: {own.exchange.reason}; {timed}" for kind, own in plan.experts.items()
     ] + slower
 
 

@@ -91,7 +91,7 @@ class StepTimer:
         """The steps of the model if all hosts were of one group; None for all hosts."""
         cluster = self.cluster
         if group is not None:
-            cluster = self._known.of(group.name, lambda: self.cluster.of_kind(group))
+            cluster = self._known.of(group.name, lambda: self.cluster.uniform(group))
         sizes = self.model, self.sequence_length, self.global_batch
         made = lambda: Steps(*sizes, cluster, self.reached(cluster), self.update, network)
         return made() if network is not None else self._known.of((Steps, group and group.name), made)

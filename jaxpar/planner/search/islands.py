@@ -197,7 +197,7 @@ def search_of(
         UserError: the cluster cannot be divided into these islands.
     """
     fixed = {} if fixed is None else fixed
-    if not config.islands.of_one_job:
+    if not config.islands.share_mesh:
         return Search(Space(config, cluster, fixed, avoided), hardware)
     islands, data = config.parallel.islands, config.data
     one = replace(

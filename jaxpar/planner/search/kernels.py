@@ -143,7 +143,7 @@ class Kernels:
             overlap = replace(config.parallel.overlap, embedding_messages=asked)
             own = replace(config, parallel=replace(config.parallel, zero=zero, overlap=overlap))
             axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
-            gpu = DescribedGPU.of(self.cluster.gpu)
+            gpu = DescribedGPU.from_gpu(self.cluster.gpu)
             return embedding_messages(own, axes, gpu, group.microbatch, self.cluster).name
 
         sends = zero >= 2 and group.pipe == 1 and group.shards > 1
@@ -154,7 +154,7 @@ class Kernels:
         """How routed experts are multiplied in FP8."""
         config, tensor = self.model.config, self.group.tensor
         own = lambda: replace(config, parallel=replace(config.parallel, tensor=tensor))
-        return self.known.of(("codes", tensor), lambda: grouped_codes(own(), DescribedGPU.of(self.cluster.gpu)))
+        return self.known.of(("codes", tensor), lambda: grouped_codes(own(), DescribedGPU.from_gpu(self.cluster.gpu)))
 
     @property
     def _expert_loop(self) -> bool:

@@ -137,7 +137,7 @@ class Search:
             UserError: there is no layout, or the GPUs do not multiply in FP8; the message gives the reason.
         """
         if not is_cpu(self.cluster):
-            check_matmul_units(self.space.config, DescribedGPU.of(self.cluster.gpu))
+            check_matmul_units(self.space.config, DescribedGPU.from_gpu(self.cluster.gpu))
         chosen: dict[tuple[object, ...], Planned] = {}
         self._wanted = number
         with no_collection():

@@ -16,7 +16,15 @@ from jax.tree_util import KeyPath
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.memory.streaming import DEVICE, by_rows, of_taken_rows, on_host, replaced_rows, rows_of_piece, streamed
+from jaxpar.memory.streaming import (
+    DEVICE,
+    map_row_pieces,
+    map_taken_rows,
+    on_host,
+    replaced_rows,
+    rows_of_piece,
+    streamed,
+)
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import Weights
 from jaxpar.mesh.rules import axes_of_dim
@@ -63,20 +71,24 @@ class Fragments:
             return leaves
         return [_rows_of(*each) for each in zip(leaves, self._rows(leaves, step), strict=True)]
 
-    def of(self, function: Callable[..., Rows], weights: Weights, along: Sequence[Rows], step: Steps) -> list[Rows]:
+    def map_rows(
+        self, function: Callable[..., Rows], weights: Weights, along: Sequence[Rows], step: Steps
+    ) -> list[Rows]:
         """`function` of the rows of each weight in the fragment of `step`, and of those rows `along` them; of weights
         in host memory, a few rows at a time."""
         leaves = jax.tree.leaves(weights)
         each = zip(leaves, along, self._rows(leaves, step), self._stacked, strict=True)
-        return [self._of(function, *one) for one in each]
+        return [self._map_leaf_rows(function, *one) for one in each]
 
-    def _of(self, function: Callable[..., Rows], leaf: Rows, along: Rows, rows: Indices, stack: bool) -> Rows:
+    def _map_leaf_rows(
+        self, function: Callable[..., Rows], leaf: Rows, along: Rows, rows: Indices, stack: bool
+    ) -> Rows:
         if not on_host(leaf):
             return function(leaf if self._fragments == 1 else _rows_of(leaf, rows), along)
         if self._fragments == 1:
-            return by_rows(function, leaf, rows_of_piece(leaf), along=(along,))
+            return map_row_pieces(function, leaf, rows_of_piece(leaf), along=(along,))
         if stack:
-            return of_taken_rows(function, leaf, rows, along)
+            return map_taken_rows(function, leaf, rows, along)
         return function(_rows_of(jax.device_put(leaf, DEVICE), rows), along)
 
     def zeros(self, weights: Weights, step: Steps) -> list[Rows]:

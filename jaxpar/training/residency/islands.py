@@ -113,7 +113,7 @@ class IslandStep:
     def _gradient(self, start: Weights, end: Weights, step: Steps) -> list[Rows]:
         """This island's outer gradient of the fragment that is taken after `step` steps."""
         with jax.named_scope("outer_gradient"):
-            return self._fragments.of(outer_gradient, start, self._fragments.taken(end, step), step)
+            return self._fragments.map_rows(outer_gradient, start, self._fragments.taken(end, step), step)
 
     def _message(self, gradient: list[Rows], *, beside: bool) -> list[Parcel]:
         """The outer gradients of all islands."""
@@ -136,7 +136,7 @@ class IslandStep:
             move = apart(lambda momentum, gradient: eager_move(momentum, gradient, arguments, nesterov, islands))
             each = zip(self._fragments.taken(eager.momentum, step), gradient, strict=True)
             moves, momentum = zip(*(move(*one) for one in each), strict=True)
-            weights = self._fragments.of(jnp.add, outer.weights, moves, step)
+            weights = self._fragments.map_rows(jnp.add, outer.weights, moves, step)
             put = lambda old, rows: self._fragments.put(old, rows, step)
             return put(master, weights), EagerState(put(eager.start, weights), put(eager.momentum, momentum)), gradient
 
@@ -160,4 +160,4 @@ class IslandStep:
     def _mixed(self, master: Weights, outer: OuterState, step: Steps, arguments: OuterArguments) -> Weights:
         mix = apart(lambda shared, local: mixed(local, shared, arguments.mix))
         local = self._fragments.taken(master, step)
-        return self._fragments.put(master, self._fragments.of(mix, outer.weights, local, step), step)
+        return self._fragments.put(master, self._fragments.map_rows(mix, outer.weights, local, step), step)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import ReadPart
-from jaxpar.layout.islands import ISLAND_WEIGHTS, ROUND_START, of_islands, on_each_island
+from jaxpar.layout.islands import ISLAND_WEIGHTS, ROUND_START, on_each_island, partition_over_islands
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
@@ -167,7 +167,7 @@ class OnDevice:
 
         inputs = layout.state, layout.batch.partitions, PartitionSpec()
         if layout.islands:
-            metrics = of_islands(metrics)
+            metrics = partition_over_islands(metrics)
         step = mapped(_train, self.mesh, layout.plan.dtypes.compute, inputs, (layout.state, metrics))
         placed = layout.state_shardings(self.mesh), shardings(self.mesh, metrics)
         options = step_options(layout.plan, self.mesh)

@@ -21,7 +21,16 @@ from jaxtyping import Array, Float, UInt
 
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.state import TrainState, join_weights, weight_states
-from jaxpar.memory.streaming import DEVICE, by_rows, fetched_rows, on_host, rows_of_piece, streamed, to_host, write_rows
+from jaxpar.memory.streaming import (
+    DEVICE,
+    fetched_rows,
+    map_row_pieces,
+    on_host,
+    rows_of_piece,
+    streamed,
+    to_host,
+    write_rows,
+)
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.coded import is_coded_stack
@@ -81,7 +90,7 @@ class OnHost(OnDevice):
         def one(host: jax.Array, placed: WeightPlacement) -> HostGradient:
             return HostGradient(host, lambda rows: reduced_gradient(rows, placed, dtype=roles.optimizer.dtype) / scale)
 
-        return jax.tree.map(one, host, roles.of(LAYERS, host))
+        return jax.tree.map(one, host, roles.for_part(LAYERS, host))
 
     def squares(self, gradients: Weights) -> Weights:
         local = lambda leaf: leaf.squares() if isinstance(leaf, HostGradient) else None
@@ -153,7 +162,7 @@ class HostGradient:
     def squares(self) -> Float[Array, " rows"]:
         """Sum of the squares of each row of this device's part, in float32."""
         total = lambda rows: jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=tuple(range(1, rows.ndim)))
-        return by_rows(lambda rows: total(self.finish(rows)), self.rows, rows_of_piece(self.rows))
+        return map_row_pieces(lambda rows: total(self.finish(rows)), self.rows, rows_of_piece(self.rows))
 
     def whole(self) -> Float[Array, " rows *shard"]:
         """All of it on the device."""

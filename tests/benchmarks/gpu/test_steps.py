@@ -22,7 +22,7 @@ def test_a_step_of_a_recipe_names_what_multiplies():
         name: load_config(LLAMA_1B, [*LLAMA_1B_STEP, *own, *([EVERY_MATRIX] if own else [])])
         for name, own in RECIPES.items()
     }
-    found = {name: multiplies(config, DescribedGPU.of(gpu_named("h100"))) for name, config in configs.items()}
+    found = {name: multiplies(config, DescribedGPU.from_gpu(gpu_named("h100"))) for name, config in configs.items()}
     assert found == {
         "bfloat16": "xla", "fp8_current": "cublas", "fp8_delayed": "cublas", "fp8_block": "xla",
         "fp8_block, mosaic": "mosaic",

@@ -59,9 +59,9 @@ PRECISION = (
         name="fp8_weight_on_the_host_from_its_stored_copy",
         description="A matrix in host memory becomes codes after its pieces were rounded to bfloat16.",
         file="jaxpar/memory/streaming.py",
-        old="return by_rows(function, a, rows_of_piece(a), rows.start, rows.stop, along)",
+        old="return map_row_pieces(function, a, rows_of_piece(a), rows.start, rows.stop, along)",
         new="""rounded = lambda piece, *others: function(piece.astype(jnp.bfloat16), *others)
-        return by_rows(rounded, a, rows_of_piece(a), rows.start, rows.stop, along)""",
+        return map_row_pieces(rounded, a, rows_of_piece(a), rows.start, rows.stop, along)""",
         caught_by=(
             f"{CODES}::test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole[False-quantized0]",
             f"{CODES}::test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole[True-quantized1]",

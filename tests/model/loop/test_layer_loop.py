@@ -102,7 +102,7 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
 
 def loop_of(placements: Placements, *keeps: Keep) -> LayerLoop:
     layers = sum(keep.layers for keep in keeps)
-    return loop_over(LayerProgram(layer), placements, LayerOrder.of_chunks([0], [layers]), *keeps)
+    return loop_over(LayerProgram(layer), placements, LayerOrder.from_chunks([0], [layers]), *keeps)
 
 
 def loop_over(program: LayerProgram, placements: Placements, order: LayerOrder, *keeps: Keep) -> LayerLoop:
@@ -175,7 +175,7 @@ def equals_a_plain_loop(zero: int, *keeps: Keep) -> None:
 @pytest.mark.parametrize("zero", [0, 3])
 def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: int):
     """Three layers as chunks of two and one. What lies in the row that pads the second counts nowhere."""
-    order = LayerOrder.of_chunks((0, 0), (2, 1))
+    order = LayerOrder.from_chunks((0, 0), (2, 1))
     rows, layers = order.stacks[ALL].rows, order.stacks[ALL].row_of_layer
     placements = placements_of(rows, zero)
     small, x, dy = numbers(3)
@@ -277,7 +277,7 @@ def test_no_gathered_layer_is_kept_under_full_recomputation():
     assert layers_held(in_child("tests.model.gpu_layers:measure", "full")["full"]) < FEW
 
 
-PADDED = LayerOrder.of_chunks((0, 1), (1, 3))
+PADDED = LayerOrder.from_chunks((0, 1), (1, 3))
 """A rank with one layer, and one with three."""
 
 

@@ -19,7 +19,7 @@ def lockstep_bubble(schedule: Schedule, durations: Durations) -> Number | None:
     """The bubble in uniform ticks, (p - 1) (F + B) of a chunk, twice for a V; None where there is no formula."""
     if schedule.name not in ROUNDS:
         return None
-    forward, backward = (durations.of_kind(kind, 0, schedule) for kind in (Kind.FORWARD, Kind.BACKWARD))
+    forward, backward = (durations.kind_duration(kind, 0, schedule) for kind in (Kind.FORWARD, Kind.BACKWARD))
     return ROUNDS[schedule.name] * (schedule.ranks - 1) * (forward + backward)
 
 

@@ -51,7 +51,7 @@ def longest_path(schedule: Schedule, durations: Durations) -> float:
             if action in previous:
                 before = previous[action]
                 starts.append(end(before) + (0 if durations.overlap or not sends(before) else durations.transfer))
-            ends[action] = max(starts) + durations.of(action, schedule)
+            ends[action] = max(starts) + durations.duration(action, schedule)
         return ends[action]
 
     last = [(order[-1], end(order[-1])) for order in schedule.orders]

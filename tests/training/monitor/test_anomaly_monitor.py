@@ -106,7 +106,7 @@ def test_a_spike_is_reported_once_and_stands_in_the_events(tmp_path: Path):
 
 def test_slow_steps_on_a_busy_machine_are_reported_once_an_hour():
     recorded = AnomalyRecorder()
-    monitor = anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_chunks([0], [2]), recorded)
+    monitor = anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.from_chunks([0], [2]), recorded)
     for number in range(1, 1001):
         seconds = 9.0 if number % 150 == 0 else 0.1  # more than 100 quiet steps in between
         monitor.step(number, Turn(seconds, 0.0, 0.0, seconds))
@@ -129,7 +129,7 @@ def test_large_jobs_compare_their_processes_every_few_logs(monkeypatch: pytest.M
     monkeypatch.setattr(anomaly_monitor, "leave_note", leave)
     monkeypatch.setattr(anomaly_monitor, "read_notes", lambda _: list(notes.values()))
     recorded = [AnomalyRecorder(), AnomalyRecorder()]
-    monitors = [anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_chunks([0], [2]), one) for one in recorded]
+    monitors = [anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.from_chunks([0], [2]), one) for one in recorded]
     for number in range(1, 17):
         for this in (1, 0):
             waits = Turn(5.0, 5.0, 0.0, 0.0) if this else Turn(5.0, 0.0, 0.0, 5.0)

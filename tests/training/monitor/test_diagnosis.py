@@ -10,7 +10,7 @@ NAN, INF = np.nan, np.inf
 
 
 def test_weights_and_layers_are_named_in_the_order_of_the_model_wherever_they_lie():
-    order = LayerOrder.of_chunks([0, 1, 0, 1], [2, 1, 1, 1])  # rows 0 1 | 3 - || 2 - | 4 -
+    order = LayerOrder.from_chunks([0, 1, 0, 1], [2, 1, 1, 1])  # rows 0 1 | 3 - || 2 - | 4 -
     squares = {
         "layers": {"all": {"mlp": {"up": np.array([1, INF, 1, NAN, 1, 1, NAN, 1]), "down": np.ones(8)}}},
         "head": {"weight": np.float32(NAN)},

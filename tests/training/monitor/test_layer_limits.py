@@ -11,7 +11,7 @@ from tests.training.monitor.test_anomaly_monitor import AnomalyRecorder
 def test_a_number_that_reaches_its_limit_is_reported_once_with_its_layer_and_meaning():
     recorded = AnomalyRecorder()
     watching = AnomalyMonitor(
-        Config(), LayerOrder.of_chunks([0], [3]), recorded, {"reach": Limit(2.0, "times too large")}
+        Config(), LayerOrder.from_chunks([0], [3]), recorded, {"reach": Limit(2.0, "times too large")}
     )
     watching.features(1, record(1))
     watching.features(2, record(2, features={"reach": {"1": 1.9, "2": 0.5}, "other": {"1": 9.0}}))

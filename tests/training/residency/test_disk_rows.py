@@ -21,8 +21,8 @@ from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 
 ORDERS = {
-    "in order": LayerOrder.of_chunks([0], [8]),
-    "two chunks a rank, uneven": LayerOrder.of_chunks([0, 1, 1, 0], [2, 3, 1, 2]),
+    "in order": LayerOrder.from_chunks([0], [8]),
+    "two chunks a rank, uneven": LayerOrder.from_chunks([0, 1, 1, 0], [2, 3, 1, 2]),
 }
 LAYERS = 8
 
@@ -66,7 +66,7 @@ def test_files_are_saved_and_restored_bit_for_bit_by_any_other_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointer: Checkpointer, order: LayerOrder, piece_bytes: int
 ):
     monkeypatch.setattr(streaming, "PIECE_BYTES", piece_bytes)
-    plain = LayerOrder.of_chunks([0], [LAYERS])
+    plain = LayerOrder.from_chunks([0], [LAYERS])
     on_devices = SavedState(state_like(plain, where := sharding(pipe=4, fsdp=2), None), plain)
     in_files = SavedState(state_like(order, sharding(pipe=2, fsdp=3), "pinned_host"), order, tmp_path)
     again = SavedState(state_like(plain, sharding(pipe=8), "pinned_host"), plain, tmp_path)

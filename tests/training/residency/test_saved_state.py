@@ -12,7 +12,7 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.training.residency.saved_state import SavedState, _taken
 from tests.training.run.test_loop import Compilations
 
-ORDER = LayerOrder.of_chunks([0, 1, 1, 0], [2, 3, 1, 2])
+ORDER = LayerOrder.from_chunks([0, 1, 1, 0], [2, 3, 1, 2])
 STACKS = ("up", "gate", "down")
 
 

@@ -22,7 +22,7 @@ from tests.small_run import small
 from tests.training.run.test_processes import outputs, start_job
 from tests.training.runs import MESH, folder_of, losses, run_config
 
-HOPPER = DescribedGPU.of(gpu_named("h100"))
+HOPPER = DescribedGPU.from_gpu(gpu_named("h100"))
 HOSTS = ("anna", "berta", "carla")
 
 

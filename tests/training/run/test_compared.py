@@ -15,7 +15,7 @@ from pallas_kernels.attention import comparison
 from tests.sentences import refused
 from tests.small_run import small
 
-HOPPER = DescribedGPU.of(gpu_named("h100"))
+HOPPER = DescribedGPU.from_gpu(gpu_named("h100"))
 
 
 @pytest.mark.parametrize(("why_not", "name"), [(None, "cudnn"), ("its packed layout differs", "xla")])

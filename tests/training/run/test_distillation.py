@@ -95,7 +95,7 @@ def test_a_run_that_continues_computes_the_rows_of_its_new_mixture_once(
     run = trainer._run
     assert run.models.reference is not None and isinstance(run.data.train, RowsWith)
     used = TeacherFiles(run.config, run.models.reference), range(2 * 4, 6 * 4)
-    assert made <= {used[0].of(run.data.train.plain.row(example)).path for example in used[1]}
+    assert made <= {used[0].row_file(run.data.train.plain.row(example)).path for example in used[1]}
 
 
 class _OneScore:
