@@ -65,10 +65,10 @@ def events() -> dict[str, Callable[[], object]]:
     pace = json.dumps([asdict(ProcessPace(0, "node00001", 10**6, Losses(10, 1 / 3, 1 / 3, 1 / 3, 1 / 3)))] * 2)
     program = {"host": "node00001", "jax": jax.__version__, "XLA_FLAGS": "f" * 400, "program": "0" * 16}
     return {
-        "a look at the clock": lambda: processes.from_first(lambda: [False, 1000]),
+        "a look at the clock": lambda: processes.run_on_process_0(lambda: [False, 1000]),
         "a save": lambda: (
-            processes.from_first(lambda: False),
-            processes.from_first(lambda: None),
+            processes.run_on_process_0(lambda: False),
+            processes.run_on_process_0(lambda: None),
             processes.gather(sealed, meeting="save-1"),
             processes.judged("", lambda _: None),
         ),
@@ -77,7 +77,7 @@ def events() -> dict[str, Callable[[], object]]:
             processes.leave_note("pace", pace),
             processes.is_first() and processes.read_notes("pace"),
         ),
-        "comparison of programs": lambda: (processes.from_first(lambda: program), processes.gather("")),
+        "comparison of programs": lambda: (processes.run_on_process_0(lambda: program), processes.gather("")),
         "agreement on the plan": lambda: processes.judged(
             json.dumps({"host": "node01", "plan": "0" * 64, "failure": None}), lambda _: None
         ),

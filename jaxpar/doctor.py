@@ -33,14 +33,14 @@ def _check(options: argparse.Namespace) -> int:
 
     from jaxpar.checkup.checkup import check_all
     from jaxpar.checkup.finding import worst
-    from jaxpar.checkup.report import as_json, show
+    from jaxpar.checkup.report import show, to_json
     from jaxpar.compiler.quiet import native_output_to_stderr
 
     began = time.perf_counter()
     with native_output_to_stderr() if options.json else nullcontext():
         findings, reports = check_all(config)
     if reports and options.json:
-        print(as_json(findings))
+        print(to_json(findings))
     elif reports:
         show(findings, time.perf_counter() - began)
     return 1 if worst(findings) == "fail" else 0

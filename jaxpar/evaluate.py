@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jaxpar.cli import Parser, command, positive, report, without_gpus
 from jaxpar.config import UserError
-from jaxpar.config.spelling import named, one_of, quoted
+from jaxpar.config.spelling import join_or, named, quoted
 from jaxpar.config.strict_json import json_text, strict_json
 from jaxpar.pages.units import plural
 
@@ -177,7 +177,7 @@ def _harness(names: Sequence[str], folder: Path | None) -> HarnessTasks:
 
     if find_spec("lm_eval") is None:
         raise UserError(
-            f"--tasks: {quoted(names[0])} is no file of a task, which ends in {one_of(SUFFIXES)}; other names are "
+            f"--tasks: {quoted(names[0])} is no file of a task, which ends in {join_or(SUFFIXES)}; other names are "
             f"tasks of lm-evaluation-harness, which is not installed: {install_command('eval')}"
         )
     for variable in OFFLINE:

@@ -224,7 +224,7 @@ def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: 
 def _lines(asked: bool) -> Iterator[str]:
     """The lines of standard input, those of spaces left out; at a terminal each is asked for."""
     try:
-        while line := sys.stdin.readline() if not asked else _asked():
+        while line := sys.stdin.readline() if not asked else _read_line():
             if not is_name(line.strip("\n")):
                 raise UserError("standard input: expected text in UTF-8, without NUL")
             if line.strip():
@@ -233,7 +233,7 @@ def _lines(asked: bool) -> Iterator[str]:
         raise UserError("standard input: expected text in UTF-8, without NUL") from None
 
 
-def _asked() -> str:
+def _read_line() -> str:
     """A line that a person types, "" at the end of input."""
     try:
         return input("> ") + "\n"

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxpar.cli import Parser, by_ending, command, seconds, stop
+from jaxpar.cli import Parser, command, paths_by_suffix, seconds, stop
 
 OUTPUTS = {
     ".html": "a page with memory over time and the schedule",
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int | None:
 
 
 def _inspect(options: argparse.Namespace) -> int | None:
-    files = by_ending(options.out, OUTPUTS)
+    files = paths_by_suffix(options.out, OUTPUTS)
     from jaxpar.compiler.inspection import inspect_step
     from jaxpar.compiler.program.hlo.records import ProgramError
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpar.cli import Parser, by_ending, command, positive, seconds
+from jaxpar.cli import Parser, command, paths_by_suffix, positive, seconds
 from jaxpar.config import UserError
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, STRAGGLERS
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _plan(arguments: Sequence[str]) -> None:
     options = vars(_parser().parse_args(arguments))
-    files = by_ending(options.pop("out"), OUTPUTS)
+    files = paths_by_suffix(options.pop("out"), OUTPUTS)
     _load()
     from jaxpar.planner.planning import Planning
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from jaxpar.cli import Parser, by_ending, command, positive, size, stop
+from jaxpar.cli import Parser, command, paths_by_suffix, positive, size, stop
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.strict_json import json_text
@@ -107,7 +107,7 @@ def _parser() -> Parser:
 
 def _run(options: argparse.Namespace) -> None:
     _check_combination(options)
-    files = by_ending(options.out, OUTPUTS)
+    files = paths_by_suffix(options.out, OUTPUTS)
     if options.config is not None:
         _configure(options)
     _check_size(options.stages or 1, options.microbatches or 1, options.virtual or 1)

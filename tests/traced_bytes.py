@@ -11,7 +11,7 @@ from jaxpar.config import Config
 from jaxpar.config.plan import Plan
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.memory.streaming import on_host
+from jaxpar.memory.streaming import is_on_host
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
@@ -50,8 +50,8 @@ def traced_bytes(config: Config, plan: Plan) -> TracedBytes:
         data = jax.tree.map(lambda a: a[0], batch)
         x, tokens = stages.embed(weights, data), stages.token_context(data)
         stash = jax.tree.leaves(stages.loop.stash(weights["layers"], x, tokens, 1))
-        found["stash"] = _size([leaf for leaf in stash if not on_host(leaf)])
-        found["offloaded"] = _size([leaf for leaf in stash if on_host(leaf)])
+        found["stash"] = _size([leaf for leaf in stash if not is_on_host(leaf)])
+        found["offloaded"] = _size([leaf for leaf in stash if is_on_host(leaf)])
         split = layout.schedule.splits_backward
         found["kept"] = _size(stages.loop.side(weights["layers"], x, tokens, int(split)).taps)
         found["sent"] = _size(x)

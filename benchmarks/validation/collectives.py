@@ -14,7 +14,7 @@ from statistics import median
 
 from benchmarks.validation.cells import Cells
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.messages import Ring, network_of
 from jaxpar.hardware.catalogue import gpu_named
@@ -92,7 +92,7 @@ def _read(cell: Cells) -> Measured:
     if None in row or None in row.values():
         raise UserError(f"{cell.place}: expected as many cells as columns")
     if row["collective"] not in SECONDS:
-        raise UserError(f"{cell.place}: collective: expected {one_of(SECONDS)}, got {quoted(row['collective'])}")
+        raise UserError(f"{cell.place}: collective: expected {join_or(SECONDS)}, got {quoted(row['collective'])}")
     hosts = cell.whole("hosts")
     found = Measured(
         row["citation"], row["collective"], row["gpu"], hosts, cell.whole("ranks", least=2),

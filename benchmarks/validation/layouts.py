@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from benchmarks.validation.cells import Cells
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 from jaxpar.cost.layout import Layout, Precision, Remat
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.pipeline.errors import ScheduleError
@@ -41,11 +41,11 @@ def layouts_of(cell: Cells, layers: int, devices: int) -> Iterable[Layout]:
         micro = [size for size in (1, 2, 4, 8) if rows % size == 0]
     named = row["recompute"] or "selective"
     if named not in REMATS:
-        raise UserError(f"{cell.place}: recompute: expected {one_of(REMATS)}, got {quoted(named)}")
+        raise UserError(f"{cell.place}: recompute: expected {join_or(REMATS)}, got {quoted(named)}")
     again = tuple((name, "recompute") for name in OPERATIONS)
     remat: Remat = ((layers, again),) if named == "operations" else named
     if row["precision"] and row["precision"] not in PRECISIONS:
-        raise UserError(f"{cell.place}: precision: expected {one_of(PRECISIONS)}, got {quoted(row['precision'])}")
+        raise UserError(f"{cell.place}: precision: expected {join_or(PRECISIONS)}, got {quoted(row['precision'])}")
     precision = PRECISIONS[row["precision"] or "bf16"]
     imbalance = cell.positive("imbalance") if cell.given("imbalance") else 1.0
     zero, expert = cell.whole("zero_stage", 0, least=0, most=3), cell.whole("ep", 1)

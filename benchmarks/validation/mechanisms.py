@@ -13,7 +13,7 @@ from jaxpar.config.counting import head_dim
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layout import Layout
 from jaxpar.cost.work import total
@@ -92,7 +92,7 @@ def mechanisms_of(row: Mapping[str, str], place: str) -> Mechanisms:
         does = replace(does, attention="scores")
     for part in filter(None, (row.get("mechanisms") or "").split(";")):
         if part not in STATED:
-            raise UserError(f"{place}: mechanisms: expected {one_of(STATED)}, got {quoted(part)}")
+            raise UserError(f"{place}: mechanisms: expected {join_or(STATED)}, got {quoted(part)}")
         does = replace(does, **STATED[part])
     return does
 

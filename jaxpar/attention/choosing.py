@@ -9,7 +9,7 @@ from jaxpar.attention.request import AttentionRequest
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import ALL, kind_clause
 from jaxpar.config.plan import Choice
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.config.spelling import did_you_mean, join_or, quoted
 from pallas_kernels.choice import Registry, Request
 from pallas_kernels.unsupported import Unsupported, clauses
 
@@ -46,7 +46,9 @@ def choose(
     """
     names = [entry.name for entry in entries]
     if name not in ("auto", *names):
-        raise UserError(f"{key} is {name!r}; expected {one_of(['auto', *names])}{did_you_mean(name, ['auto', *names])}")
+        raise UserError(
+            f"{key} is {name!r}; expected {join_or(['auto', *names])}{did_you_mean(name, ['auto', *names])}"
+        )
     reasons = {entry.name: entry.supports(request) for entry in entries}
     refused = {entry: reason for entry, reason in reasons.items() if reason is not None}
     if name != "auto":
@@ -73,7 +75,7 @@ def choose_kernel(registry: Registry, name: str, request: Request, key: str, kin
     """
     known = registry.names
     if name not in known:
-        raise UserError(f"{key} is {quoted(name)}; expected {one_of(known)}{did_you_mean(name, known)}")
+        raise UserError(f"{key} is {quoted(name)}; expected {join_or(known)}{did_you_mean(name, known)}")
     try:
         chosen = registry.choose(name, request, named_by=f"{key} names")
     except Unsupported as error:

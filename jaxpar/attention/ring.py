@@ -161,7 +161,7 @@ def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowToke
             following = ring.shift(kv)
             return (following, merge(results, attend(kv, step))), None
 
-        kv, results = _each(step, (kv, results), range(1, ring.steps - 1))
+        kv, results = _scan_steps(step, (kv, results), range(1, ring.steps - 1))
         results = merge(results, attend(kv, ring.steps - 1))
     out, lse = name_residuals(results[0].astype(q.dtype), results[1])
     return (out, lse), (q, k, v, row, out, lse)
@@ -189,14 +189,14 @@ def _backward(ring: _Ring, residuals: tuple, cotangents: OutputAndLse) -> tuple:
         kv = ring.shift(first) if ring.steps > 2 else None
         dq, travelling = differentiate(first, 1)
         if kv is not None:
-            kv, dq, travelling = _each(step, (kv, dq, travelling), range(2, ring.steps - 1))
+            kv, dq, travelling = _scan_steps(step, (kv, dq, travelling), range(2, ring.steps - 1))
             dq, travelling = _add((dq, ring.shift(travelling, wrap=True)), differentiate(kv, ring.steps - 1))
         returned = ring.shift(travelling, 1 - ring.steps, wrap=True)
         dq, (dk, dv) = _add((dq, returned), differentiate((k, v), 0))
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
-def _each[Carry](step: Callable[[Carry, jax.Array], tuple[Carry, None]], carry: Carry, steps: range) -> Carry:
+def _scan_steps[Carry](step: Callable[[Carry, jax.Array], tuple[Carry, None]], carry: Carry, steps: range) -> Carry:
     """`step` for each of `steps`, as one loop; none where there are no steps."""
     return lax.scan(step, carry, jnp.array(steps))[0] if steps else carry
 

@@ -93,7 +93,7 @@ class Checkpointer:
         text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
         self._clear_folder(step)
         files = {FACTS: text.encode()} | {file_of(name): value for name, value in contents.items()}
-        processes.from_first(lambda: self._begin(step, files))
+        processes.run_on_process_0(lambda: self._begin(step, files))
         self._saving = step
         try:
             self._arrays.start(self._path(step) / STATE, leaves)
@@ -153,7 +153,7 @@ class Checkpointer:
             CheckpointError: the folder cannot be read.
         """
         self.wait()
-        for step in reversed(processes.from_first(self._listed_steps)):
+        for step in reversed(processes.run_on_process_0(self._listed_steps)):
             damage = self._damage(step)
             if damage is None:
                 return step
@@ -167,7 +167,7 @@ class Checkpointer:
         Names, sizes and facts are checked, not every byte.
         """
         self.wait()
-        return processes.from_first(lambda: retention.last_healthy(self.folder, step))
+        return processes.run_on_process_0(lambda: retention.last_healthy(self.folder, step))
 
     def facts(self, step: int) -> dict[str, object]:
         """The facts that were saved with a step.
@@ -176,7 +176,7 @@ class Checkpointer:
             CheckpointError: there is no such checkpoint, or its facts are damaged.
         """
         self.wait()
-        return processes.from_first(lambda: self._read_facts(step))
+        return processes.run_on_process_0(lambda: self._read_facts(step))
 
     def contents(self, step: int) -> dict[str, bytes]:
         """The facts of a step that are bytes, by name; each process reads them.
@@ -243,12 +243,12 @@ class Checkpointer:
 
     def _clear_folder(self, step: int) -> None:
         """Move aside what is in the place of a new checkpoint; an intact one stays, and is an error."""
-        if not processes.from_first(lambda: self._is_occupied(step)):
+        if not processes.run_on_process_0(lambda: self._is_occupied(step)):
             return
         path, damage = self._path(step), self._damage(step)
         if damage is None:
             raise CheckpointError(f"checkpoint {path} exists already and is intact: nothing was written")
-        processes.from_first(lambda: self._move_aside(step, damage))
+        processes.run_on_process_0(lambda: self._move_aside(step, damage))
 
     def _damage(self, step: int) -> str | None:
         """Read the whole checkpoint of a step, all processes together; returns why it is not intact, or None."""
@@ -259,7 +259,7 @@ class Checkpointer:
         return damage
 
     def _check_intact(self, step: int) -> None:
-        processes.from_first(lambda: self._check_exists(step))
+        processes.run_on_process_0(lambda: self._check_exists(step))
         # latest() has usually just read all of it.
         if step not in self._verified and (damage := self._damage(step)) is not None:
             raise CheckpointError(f"checkpoint {self._path(step)} cannot be used, because {damage}")

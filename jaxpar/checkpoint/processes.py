@@ -72,7 +72,7 @@ def gather(text: str, *, meeting: str | None = None, timeout_s: float = PATIENCE
     try:
         client.wait_at_barrier(key, int(timeout_s * 1000))
     except jax.errors.JaxRuntimeError as error:
-        raise TimeoutError(_why(error, _absent(key, timeout_s))) from error
+        raise TimeoutError(_failure_reason(error, _absent(key, timeout_s))) from error
     finally:
         traffic.add(key)
     old = f"jaxpar/answers/{_current}/"
@@ -102,7 +102,7 @@ def _absent(key: str, timeout_s: float) -> str:
     return f"{who} has not answered for {timeout_s:g} seconds"
 
 
-def _why(error: Exception, late: str) -> str:
+def _failure_reason(error: Exception, late: str) -> str:
     """`late` where the service waited to the end, else what it says of itself."""
     text = str(error).strip()
     return (
@@ -110,7 +110,7 @@ def _why(error: Exception, late: str) -> str:
     )
 
 
-def from_first[T](work: Callable[[], T]) -> T:
+def run_on_process_0[T](work: Callable[[], T]) -> T:
     """The result of `work` (a JSON value), which runs on process 0 only; its error is raised on every process.
 
     Process 0 does not wait for the others, unless the service holds more than `MOST_FILED` of its answers.
@@ -130,7 +130,7 @@ def from_first[T](work: Callable[[], T]) -> T:
     try:
         text = _client().blocking_key_value_get(key, PATIENCE_S * 1000)
     except jax.errors.JaxRuntimeError as error:
-        raise TimeoutError(_why(error, f"process 0 has not answered for {PATIENCE_S} seconds")) from error
+        raise TimeoutError(_failure_reason(error, f"process 0 has not answered for {PATIENCE_S} seconds")) from error
     traffic.add(key, text)
     _stored += len(text)
     first = json.loads(text)
@@ -160,11 +160,11 @@ def judged[T](text: str, judge: Callable[[list[str]], T]) -> T:
     """The judgement (a JSON value) of process 0 on a text of every process; its error is raised on every process.
 
     Raises:
-        CheckpointError: as `from_first`.
+        CheckpointError: as `run_on_process_0`.
         TimeoutError: as `gather`.
     """
     texts = gather(text)
-    return from_first(lambda: judge(texts or []))
+    return run_on_process_0(lambda: judge(texts or []))
 
 
 def leave_note(topic: str, text: str) -> None:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.stages import Wrapped
 
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config.errors import UserError
 
 _SOURCES = "jax_hlo_source_file_canonicalization_regex"
@@ -58,7 +58,7 @@ def check_program(lowered: jax.stages.Lowered, what: str) -> None:
         "XLA_FLAGS": compared_flags(os.environ.get("XLA_FLAGS", "")),
         "program": sha256(lowered.as_text().encode()).hexdigest()[:16],
     }
-    first = from_first(lambda: mine)
+    first = run_on_process_0(lambda: mine)
     differ = [
         f"{key}: {mine[key]}, and {first[key]} there" for key in mine if mine[key] != first[key] and key != "host"
     ]

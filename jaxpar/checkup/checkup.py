@@ -64,9 +64,9 @@ def _check_job(config: Config, reported: list[Finding], gpu: bool) -> tuple[list
         "step": lambda: check_step(devices),
     }
     for name, check in checks.items():
-        liveness.at(f"checking {name}")
+        liveness.report_activity(f"checking {name}")
         reported += attempt(name, check)
-    liveness.at("comparing what was found")
+    liveness.report_activity("comparing what was found")
     me = f"process {jax.process_index()} on {socket.gethostname()}"
     texts = gather(json.dumps([me, [asdict(finding) for finding in reported]]))
     if texts is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from jaxpar.checkpoint.processes import from_first, gather
+from jaxpar.checkpoint.processes import gather, run_on_process_0
 from jaxpar.checkup.finding import Finding
 from jaxpar.config import Config
 from jaxpar.layers.counting import parameter_count
@@ -39,7 +39,7 @@ def check_disk(config: Config, process: int) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(prefix=".jaxpar-doctor-", dir=folder) as trial:
             write_s, read_s = _measure_file(Path(trial) / "trial")
     except OSError as error:
-        from_first(str)  # the other processes still check for a shared folder
+        run_on_process_0(str)  # the other processes still check for a shared folder
         gather("")
         yield Finding("run.dir", "fail", f"{folder} cannot be written ({error.strerror})", "choose another run.dir")
         return
@@ -92,7 +92,7 @@ def _shared(folder: Path, process: int) -> Iterator[Finding]:
     if process == 0:
         token.touch()
     try:
-        told = from_first(lambda: str(token))
+        told = run_on_process_0(lambda: str(token))
         seen = bool(told) and (Path(told).exists() or (folder / Path(told).name).exists())
         gather("")
     finally:

@@ -19,7 +19,7 @@ WORDS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("WRONG", "b
 PLAIN_WIDTH = 110
 
 
-def as_json(findings: Sequence[Finding]) -> str:
+def to_json(findings: Sequence[Finding]) -> str:
     """`{"status": ..., "findings": [...]}`."""
     return json_text({"status": worst(findings), "findings": [asdict(finding) for finding in findings]}, indent=1)
 

@@ -1,12 +1,12 @@
 """The common parts of all commands."""
 
-from jaxpar.cli.parser import Parser, by_ending, positive, seconds, size
+from jaxpar.cli.parser import Parser, paths_by_suffix, positive, seconds, size
 from jaxpar.cli.running import command, report, run_command, stop, without_gpus
 
 __all__ = [
     "Parser",
-    "by_ending",
     "command",
+    "paths_by_suffix",
     "positive",
     "report",
     "run_command",

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from jaxpar.config.bounds import SECONDS
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.overrides import USED_BY_MODELS
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.config.spelling import did_you_mean, join_or, quoted
 from jaxpar.pages.units import parse_size
 
 DEFAULTS = "YAML file; without one, every key has its default"
@@ -103,7 +103,9 @@ class Parser(argparse.ArgumentParser):
             self._refuse(match[1])
         if match := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from", message, re.DOTALL):
             choices = tuple(by_name[match[1]].choices or ())
-            message = f"{match[1]}: expected {one_of(choices)}, got {quoted(match[2])}{did_you_mean(match[2], choices)}"
+            message = (
+                f"{match[1]}: expected {join_or(choices)}, got {quoted(match[2])}{did_you_mean(match[2], choices)}"
+            )
         raise UserError(message.removeprefix("argument "))
 
     def _flags(self) -> list[str]:
@@ -123,13 +125,13 @@ class Parser(argparse.ArgumentParser):
         return f"; expected an option before it, such as {first.option_strings[0]} {first.metavar}"
 
 
-def by_ending(files: Sequence[Path], endings: Iterable[str]) -> dict[str, Path]:
+def paths_by_suffix(files: Sequence[Path], endings: Iterable[str]) -> dict[str, Path]:
     """The files of `--out` by their endings. Raises `UserError` for another ending, and for two files of one."""
     expected, chosen = tuple(endings), dict[str, Path]()
     for file in files:
         ending = file.suffix.lower()
         if ending not in expected:
-            raise UserError(f"--out {file}: expected a name that ends in {one_of(expected)}")
+            raise UserError(f"--out {file}: expected a name that ends in {join_or(expected)}")
         if ending in chosen:
             raise UserError(f"--out {file}: expected one file that ends in {ending}, and {chosen[ending]} does too")
         chosen[ending] = file

@@ -36,7 +36,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return f"; did you mean {by_lower_case[near[0]]}?" if near else ""
 
 
-def one_of(words: Iterable[str]) -> str:
+def join_or(words: Iterable[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last

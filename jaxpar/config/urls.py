@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 """Scheme and rest. `pathlib` makes one slash of two."""
@@ -43,7 +43,7 @@ def store_url(key: str, path: str, *, written: bool = False) -> str | None:
     url = f"{scheme}://{rest}"
     schemes = WRITABLE if written else STORES
     if scheme not in schemes:
-        expected = one_of([f"{one}://" for one in schemes])
+        expected = join_or([f"{one}://" for one in schemes])
         raise UserError(f"{key}: {quoted(url)} is a URL; expected a path, or a URL that begins with {expected}")
     if not rest:
         raise UserError(f"{key}: {quoted(url)} names no bucket; expected one, as in {scheme}://bucket/folder")

@@ -123,7 +123,7 @@ class DocumentRows:
     def documents(self, example: int) -> Int64[np.ndarray, " n"]:
         """The documents of an example's row; example `rows_per_epoch` is the first of the second epoch, and so on."""
         epoch, index = divmod(example, self.rows_per_epoch)
-        row = KeyedPermutation(self.rows_per_epoch, self.seed, epoch, _ROWS).at(index)
+        row = KeyedPermutation(self.rows_per_epoch, self.seed, epoch, _ROWS).permute(index)
         groups = self._groups[self._firsts[row] : self._firsts[row + 1]]
         return (groups[:, None] * self.documents_each + np.arange(self.documents_each)).ravel()
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
-from jaxpar.config.spelling import did_you_mean, named, one_of, quoted
+from jaxpar.config.spelling import did_you_mean, join_or, named, quoted
 from jaxpar.data.opened import VALIDATION_SEED, Data
 from jaxpar.data.packing import PackedRows, Row, Rows, RowsWith
 from jaxpar.data.randomness import uniforms
@@ -52,9 +52,9 @@ class Related:
     most: int
     """Triples of a row that are used."""
 
-    def in_row(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Triples.in_row`."""
-        return self.triples.in_row(tokens, self.weights, self.most)
+    def row_triples(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `Triples.row_triples`."""
+        return self.triples.row_triples(tokens, self.weights, self.most)
 
 
 class MaskedRows(RowsWith):
@@ -78,14 +78,14 @@ class MaskedRows(RowsWith):
         of_draw, fate, other = uniforms(3 * len(tokens), _STREAM, self._seed, example).reshape(3, -1)
         rate = np.full(len(tokens), masking.rate)
         if self._spans is not None:
-            of_draw, rate = self._by_span(example, of_draw, rate)
+            of_draw, rate = self._share_span_draws(example, of_draw, rate)
         drawn = (of_draw < rate) & (segments > 0) & is_target & ~np.isin(tokens, masking.never)
         others = (other * masking.vocab).astype(np.int32)
         replaced = np.where(fate < MASKED, masking.mask_token, np.where(fate < MASKED + RANDOM, others, tokens))
         more: Row = {}
         if self._related is not None:
             assert isinstance(self.plain, PackedRows), "triples are of the rows of one folder"
-            more["triples"], more["triple_weights"] = self._related.in_row(self.plain.places(example))
+            more["triples"], more["triple_weights"] = self._related.row_triples(self.plain.places(example))
         return row | {
             "tokens": np.where(drawn, replaced, tokens).astype(np.int32),
             "labels": tokens,
@@ -97,10 +97,10 @@ class MaskedRows(RowsWith):
         """Other rows with the same draws."""
         return MaskedRows(rows, self._masking, self._seed, self._spans, self._related)
 
-    def _by_span(self, example: int, draws: np.ndarray, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _share_span_draws(self, example: int, draws: np.ndarray, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draws and rates of tokens, those of a span alike: of its first token in the row, and of its kind."""
         assert self._spans is not None and isinstance(self.plain, PackedRows), "spans are of the rows of one folder"
-        span = self._spans.at(self.plain.places(example))
+        span = self._spans.span_indices(self.plain.places(example))
         known = np.append(np.array(self._masking.rates)[self._spans.kind], np.nan)[span]
         together = ~np.isnan(known)
         # A span whose tokens a row has apart, of two epochs, would be drawn twice: it is the same span.
@@ -173,5 +173,5 @@ def _check_names(asked: Iterable[str], names: Sequence[str], words: str) -> None
     """Refuse a name that nothing in a file has."""
     for name in asked:
         if name not in names:
-            near = did_you_mean(name, names) or f"; there are {one_of(names)}"
+            near = did_you_mean(name, names) or f"; there are {join_or(names)}"
             raise UserError(f"{words.format(quoted(name, 80))}{near}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.mixture import Mixture
 from jaxpar.data.packing import PackedRows, PositionedRows, Row, Rows, RowsWith, plain_rows
@@ -107,7 +107,7 @@ class Data:
             if version not in ORDERS:
                 raise UserError(
                     f"the checkpoint has its data in the order of version {version}, and this release has versions "
-                    f"{one_of(map(str, ORDERS))}; continue with the release that saved it"
+                    f"{join_or(map(str, ORDERS))}; continue with the release that saved it"
                 )
             train = train.shuffled(version)
         if facts.get("mixture") is not None and isinstance(train, Mixture):

@@ -60,15 +60,15 @@ class KeyedPermutation:
     def __len__(self) -> int:
         return self._count
 
-    def at(self, index: int) -> int:
+    def permute(self, index: int) -> int:
         """The number at a place; both are from 0 to `count - 1`."""
         assert 0 <= index < self._count, "a place of the permutation"
-        value = self._once(index)
+        value = self._permute_once(index)
         while value >= self._count:
-            value = self._once(value)
+            value = self._permute_once(value)
         return value
 
-    def _once(self, value: int) -> int:
+    def _permute_once(self, value: int) -> int:
         rows, columns = self._rows, self._columns
         left, right = divmod(value, columns)
         # Rounds come in pairs, each of which changes one side by a function of the other.

@@ -123,7 +123,7 @@ class BlockOrder(Order):
 
     def places(self, epoch: int, index: int) -> Places:
         """See `Order`."""
-        block_index, row = divmod(self._epoch(epoch).rows.at(index), self._block_rows)
+        block_index, row = divmod(self._epoch(epoch).rows.permute(index), self._block_rows)
         block = self._block(epoch, block_index)
         first = row * self.sequence_length
         offsets = np.arange(first, min(first + self.sequence_length + 1, int(block.stops[-1])))

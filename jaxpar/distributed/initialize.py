@@ -36,7 +36,7 @@ def join(job: Job, limits: DistributedConfig) -> None:
     liveness.watch_over(job.process_id, job.processes, peers, limits)
     if UNREAD in os.environ:
         liveness.announce(f"{UNREAD} is read by nothing; distributed.timeout_s is {limits.timeout_s}")
-    liveness.at("joining the other processes")
+    liveness.report_activity("joining the other processes")
     try:
         jax.distributed.initialize(
             coordinator_address=job.coordinator if job.process_id == 0 else open_relay(job.coordinator),

@@ -51,7 +51,7 @@ def watch_over(process: int, processes: int, peers: dict[int, Peer], limits: Dis
     sys.excepthook = _unhandled
 
 
-def at(where: str, *, in_step: bool = False, busy: bool = False) -> None:
+def report_activity(where: str, *, in_step: bool = False, busy: bool = False) -> None:
     """Report that the main thread is now at `where`, in words that follow "it was": `compiling the step`, `in step 12`.
 
     All processes report the same in the same order. In a step, `distributed.step_timeout_s` counts from here, and
@@ -62,7 +62,7 @@ def at(where: str, *, in_step: bool = False, busy: bool = False) -> None:
         return
     if in_step:
         limit = _job.step_limit
-        _job.watch.mark(where, limit.in_step_s, "distributed.step_timeout_s", limit.in_pause_s)
+        _job.watch.mark(where, limit.step_s, "distributed.step_timeout_s", limit.pause_s)
     else:
         _job.watch.mark(where, _job.limits.pause_timeout_s, "distributed.pause_timeout_s", busy=busy)
 
@@ -113,7 +113,7 @@ def end(code: int, sentence: str) -> None:
 
 def _leave() -> None:
     if _job is not None:
-        at("ending")
+        report_activity("ending")
         _job.watch.leave()
 
 

@@ -44,16 +44,16 @@ class StepLimit:
             self._steps.append(seconds)
 
     @property
-    def in_step_s(self) -> float:
+    def step_s(self) -> float:
         """The limit of a step while every other process is in a step too."""
         if self._fixed_s is not None:
             return self._fixed_s
         if self._warm < WARMING_UP or len(self._steps) < FEWEST:
-            return self.in_pause_s
+            return self.pause_s
         return max(LEAST_S, self._paced_s)
 
     @property
-    def in_pause_s(self) -> float:
+    def pause_s(self) -> float:
         """The limit of a step while it waits for a process that logs, evaluates or saves."""
         if self._fixed_s is not None:
             return self._fixed_s

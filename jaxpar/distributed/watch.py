@@ -91,7 +91,7 @@ class Watch:
         self._thread.start()
 
     @property
-    def at(self) -> str:
+    def current_activity(self) -> str:
         """The activity of the main thread."""
         return self._mark.at
 

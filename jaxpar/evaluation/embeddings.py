@@ -32,7 +32,7 @@ from jaxpar.mesh.collectives import reduce_max, reduce_sum
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
+from jaxpar.runtime.batch import FORWARD, BatchLayout, single_document_fields
 
 TOKENS, ROWS = 512, 8
 """First tokens of a document that are read; documents that a data rank reads together."""
@@ -85,7 +85,7 @@ def vectors_by(config: Config, source: Model) -> Embed:
             for row, document in enumerate(documents[first : first + rows]):
                 lengths[row] = min(len(document), TOKENS)
                 tokens[row, : lengths[row]] = document[:TOKENS]
-            placed = batch.place(model.mesh, one_document_rows(tokens))
+            placed = batch.place(model.mesh, single_document_fields(tokens))
             vectors.append(on_hosts(program(model.weights, placed, put_rows(model.mesh, lengths))))
         return normalized(np.concatenate(vectors)[: len(documents)])
 

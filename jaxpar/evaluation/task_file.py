@@ -11,7 +11,7 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST, LONGEST_WRITTEN, read_text_file
 from jaxpar.config.reading.typed import record_from_plain, shown
 from jaxpar.config.reading.yaml_text import parse_document
-from jaxpar.config.spelling import did_you_mean, named, one_of
+from jaxpar.config.spelling import did_you_mean, join_or, named
 from jaxpar.evaluation.task import EXAMPLES, Document, Example, Settings, Task
 
 WRITTEN, LINES, TEXT = (".yaml", ".yml"), (".jsonl",), (".txt", ".md")
@@ -56,12 +56,12 @@ def read_task(file: Path) -> Task:
         kind = next((MARKS[mark] for mark in MARKS if isinstance(first, Mapping) and mark in first), None)
         if kind is None:
             raise UserError(
-                f"{named(file)}:{lines[0][0]}: expected an object with {one_of(MARKS)}, which decides the kind of task"
+                f"{named(file)}:{lines[0][0]}: expected an object with {join_or(MARKS)}, which decides the kind of task"
             )
         return Task(file.stem, EXAMPLES[kind][0](data=file.name), _examples(file, lines, kind))
     if suffix in TEXT:
         return Task(file.stem, EXAMPLES["perplexity"][0](data=file.name), _document(file))
-    raise UserError(f"{named(file)}: expected a file that ends in {one_of(SUFFIXES)}")
+    raise UserError(f"{named(file)}: expected a file that ends in {join_or(SUFFIXES)}")
 
 
 def _from_settings(file: Path) -> Task:
@@ -69,7 +69,7 @@ def _from_settings(file: Path) -> Task:
     plain = {name: _plain(setting.value) for name, setting in parse_document(_text(file, LONGEST), words).items()}
     kind = plain.get("kind")
     if not isinstance(kind, str) or kind not in EXAMPLES:
-        known = f"expected {one_of(EXAMPLES)}"
+        known = f"expected {join_or(EXAMPLES)}"
         got = f"{known}, got {shown(kind)}{did_you_mean(kind, EXAMPLES)}" if "kind" in plain else f"missing; {known}"
         raise UserError(f"{words}: kind: {got}")
     try:
@@ -83,7 +83,7 @@ def _from_settings(file: Path) -> Task:
         examples = _examples(data, _lines(data), kind)
     else:
         expected = SUFFIXES[len(WRITTEN) :] if kind == "perplexity" else LINES
-        raise UserError(f"{words}: data: {named(settings.data)}: expected a file that ends in {one_of(expected)}")
+        raise UserError(f"{words}: data: {named(settings.data)}: expected a file that ends in {join_or(expected)}")
     return Task(settings.name or file.stem, settings, examples)
 
 

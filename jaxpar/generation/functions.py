@@ -28,7 +28,7 @@ from jaxpar.layers.block import Block, Context, DecodedRows
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.declaration.adaptation import AdapterStack
 from jaxpar.layers.declaration.weights import with_weights
-from jaxpar.layers.ops.adapted import BY_ADAPTER, by_adapter
+from jaxpar.layers.ops.adapted import BY_ADAPTER, sort_by_adapter
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary
@@ -37,7 +37,7 @@ from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
-from jaxpar.runtime.batch import CARRIED, one_document_rows
+from jaxpar.runtime.batch import CARRIED, single_document_fields
 from jaxpar.runtime.records import Records, with_layer
 
 type Cache = Mapping[str, Sequence[Mapping[str, PyTree]]]
@@ -142,7 +142,7 @@ class GenerationFunctions:
             sizes: the number of valid rows of `copies` and of `filled`.
         """
         answers = len(prefix.token) // len(prefix.lengths)
-        paged = self.by_block(lambda block: block.paged(self.capacity))
+        paged = self.map_blocks(lambda block: block.paged(self.capacity))
 
         def begin(index: jax.Array, rows: Rows) -> Rows:
             row, prompt, answer = copies[index]
@@ -178,7 +178,7 @@ class GenerationFunctions:
         [batch, 1, layer, ...] of the last token."""
         lengths = jnp.where(active, rows.lengths, 0)
         token, all_lengths, cache = vary((rows.token, lengths, rows.cache))
-        batch = one_document_rows(token[None], jnp.maximum(all_lengths - 1, 0)[None])
+        batch = single_document_fields(token[None], jnp.maximum(all_lengths - 1, 0)[None])
         batch = vary(self._adapted(batch, rows.draws.adapter[None]))
         logits, cache, records = self.after_tokens(weights, batch, all_lengths, cache, vary(rows.pages))
         drawn = _drawn(logits, rows.seen, rows.draws, lengths)
@@ -225,7 +225,7 @@ class GenerationFunctions:
         """Tokens of a page."""
         return page_tokens(self.capacity, self.layout.plan.axes.context)
 
-    def by_block[Value](self, value: Callable[[Block], Value]) -> Mapping[str, list[dict[str, Value]]]:
+    def map_blocks[Value](self, value: Callable[[Block], Value]) -> Mapping[str, list[dict[str, Value]]]:
         """A value of each block, by kind and layer like a cache."""
         order, prototype = self.stages.order, self.stages.prototype
         of = lambda kind: {block.part.name: value(block) for block in prototype(kind).blocks}
@@ -236,7 +236,7 @@ class GenerationFunctions:
         if self._stack is None:
             return batch
         of_tokens = jnp.broadcast_to(adapter, batch["tokens"].shape)
-        return batch | {CARRIED: {BY_ADAPTER: by_adapter(of_tokens, self._stack.size)}}
+        return batch | {CARRIED: {BY_ADAPTER: sort_by_adapter(of_tokens, self._stack.size)}}
 
     @property
     def _stack(self) -> AdapterStack | None:

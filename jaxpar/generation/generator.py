@@ -26,7 +26,7 @@ from jaxpar.interop.adapters.adapter import AdapterSource
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.build import on_hosts
 from jaxpar.mesh.parameters import Weights
-from jaxpar.runtime.batch import BatchLayout, one_document_rows
+from jaxpar.runtime.batch import BatchLayout, single_document_fields
 
 SLOTS = 32
 """Rows that are continued together, on each data rank."""
@@ -180,7 +180,7 @@ class Generator:
         length = bucket(len(row) - 1, self.mesh.shape["context"] * self.mesh.shape["tensor"])
         tokens, labels = np.zeros((2, self._ranks, length), np.int32)
         tokens[:, : len(row) - 1], labels[:, : len(row) - 1] = row[:-1], row[1:]
-        arrays = one_document_rows(tokens) | {"labels": labels}
+        arrays = single_document_fields(tokens) | {"labels": labels}
         batch = BatchLayout(SCORED, tokens.shape).place(self.mesh, arrays)
         each = (put_rows(self.mesh, np.full(self._ranks, value, np.int32)) for value in (len(row) - 1, adapter))
         scores = self.programs.scores(*tokens.shape)(self._weights, batch, *each)

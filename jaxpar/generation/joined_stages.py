@@ -55,7 +55,9 @@ def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Con
     embed_and_head = {name: leaf for name, leaf in weights.items() if name != LAYERS}
     end_specs = {name: leaf for name, leaf in placement.layout.items() if name != LAYERS}
     joined = jax.tree.map(
-        lambda leaf, spec: _on(target, spec, _cut(mesh, spec, dtype)(_on_device(mesh, leaf))), embed_and_head, end_specs
+        lambda leaf, spec: _to_mesh(target, spec, _cut(mesh, spec, dtype)(_to_device_memory(mesh, leaf))),
+        embed_and_head,
+        end_specs,
     )
     layers: dict[str, list[Arrays]] = {}
     for kind, stack in layout.order.stacks.items():
@@ -75,9 +77,9 @@ def _rows(
     mesh: Mesh, target: Mesh, stack: jax.Array, spec: PartitionSpec, dtype: str, rows: Int[np.ndarray, " layers"]
 ) -> Iterator[jax.Array]:
     """Rows of a stack, each in the partition `spec` on the mesh without a pipeline."""
-    stack = _on_device(mesh, stack)
+    stack = _to_device_memory(mesh, stack)
     move = row_program(mesh, _spec_of(stack), spec, dtype)
-    return (_on(target, spec, move(stack, np.int32(row))) for row in rows)
+    return (_to_mesh(target, spec, move(stack, np.int32(row))) for row in rows)
 
 
 @cache
@@ -109,13 +111,13 @@ def _with_stages(spec: PartitionSpec) -> PartitionSpec:
     )
 
 
-def _on(mesh: Mesh, spec: PartitionSpec, array: jax.Array) -> jax.Array:
+def _to_mesh(mesh: Mesh, spec: PartitionSpec, array: jax.Array) -> jax.Array:
     """The same parts on the same devices, as an array of the other mesh."""
     parts = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, NamedSharding(mesh, spec), parts)
 
 
-def _on_device(mesh: Mesh, leaf: jax.Array) -> jax.Array:
+def _to_device_memory(mesh: Mesh, leaf: jax.Array) -> jax.Array:
     """A weight in the devices' memory: that of offloaded ones is the host's."""
     return jax.device_put(leaf, NamedSharding(mesh, _spec_of(leaf)))
 

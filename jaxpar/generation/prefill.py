@@ -20,7 +20,7 @@ from jaxpar.generation.sampling import DTYPES, Drawn, Draws
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
-from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
+from jaxpar.runtime.batch import FORWARD, BatchLayout, single_document_fields
 
 
 class Flight(NamedTuple):
@@ -104,7 +104,7 @@ class Prefill:
         mesh, programs = self._programs.mesh, self._programs
         columns = [put_rows(mesh, np.array(*one)) for one in zip(zip(*draws, strict=True), DTYPES, strict=True)]
         program = programs.prefill(*tokens.shape, self._capacity, answers=answers, records=self._records)
-        batch = BatchLayout(FORWARD, tokens.shape).place(mesh, one_document_rows(tokens))
+        batch = BatchLayout(FORWARD, tokens.shape).place(mesh, single_document_fields(tokens))
         prefix, (drawn, records) = program(self._weights(), batch, put_rows(mesh, lengths), Draws(*columns))
         for row in rows.values():
             row.issued = 1

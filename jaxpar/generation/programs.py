@@ -58,7 +58,7 @@ class Programs:
             prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (prefix, (drawn, BY_PART)))
             return jax.jit(prefill)
 
-        return self._once("prefill", prompts, answers, length, capacity, records, make=make)
+        return self._cached("prefill", prompts, answers, length, capacity, records, make=make)
 
     def insert(
         self, prompts: int, length: int, rows: int, capacity: int, pool: int, *, answers: int = 1
@@ -72,7 +72,7 @@ class Programs:
             layouts = state, prefix, BY_ROW, BY_ROW, BY_ROW
             return jax.jit(mapped(functions.insert, self.mesh, functions.dtype, layouts, state), donate_argnums=0)
 
-        return self._once("insert", prompts, length, answers, rows, capacity, pool, make=make)
+        return self._cached("insert", prompts, length, answers, rows, capacity, pool, make=make)
 
     def decode(self, rows: int, capacity: int, pool: int, *, records: bool = False) -> Callable[..., Any]:
         """Compiled on first use: (weights, rows, active) -> (rows, (drawn, records)); the given rows are donated."""
@@ -84,7 +84,7 @@ class Programs:
             decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, made)
             return jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
 
-        return self._once("decode", rows, capacity, pool, records, make=make)
+        return self._cached("decode", rows, capacity, pool, records, make=make)
 
     def scores(self, rows: int, length: int) -> Callable[..., Any]:
         """Compiled on first use: (weights, batch, lengths, adapter) -> log-probabilities [row, token]."""
@@ -94,7 +94,7 @@ class Programs:
             layouts = weights, BatchLayout(SCORED, (rows, length)).partitions, BY_ROW, BY_ROW
             return jax.jit(mapped(functions.scores, self.mesh, functions.dtype, layouts, BY_TOKEN))
 
-        return self._once("scores", rows, length, make=make)
+        return self._cached("scores", rows, length, make=make)
 
     def prefix_layout(self, capacity: int) -> Prefix:
         """The partitions of prompts that were read."""
@@ -110,7 +110,7 @@ class Programs:
             shape = pool, leaf.shape[1], functions.page, *leaf.shape[3:]
             return jnp.zeros(shape, leaf.dtype, device=leaf.sharding)
 
-        paged = functions.by_block(lambda block: block.paged(capacity))
+        paged = functions.map_blocks(lambda block: block.paged(capacity))
         cache = jax.tree.map(lambda yes, leaf: jax.tree.map(pages if yes else by_row, leaf), paged, prefix.cache)
         token, lengths, draws, seen = jax.tree.map(by_row, (prefix.token, prefix.lengths, prefix.draws, prefix.seen))
         table = jnp.zeros((rows, -(-capacity // functions.page)), np.int32, device=prefix.lengths.sharding)
@@ -127,12 +127,12 @@ class Programs:
         else:
             functions = MixtureFunctions(layout, capacity, records, mixing=self.mixing)
             weights = mixture_layout(weights, self.mixing.models)
-        cache = functions.by_block(lambda block: block.cache)
+        cache = functions.map_blocks(lambda block: block.cache)
         draws = _specs(Draws, *[BY_ROW] * len(Draws._fields))
         state, drawn = _specs(Rows, cache, BY_ROW, BY_ROW, draws, BY_ROW, BY_ROW), _specs(Drawn, BY_ROW, BY_ROW)
         return functions, weights, state, drawn
 
-    def _once(self, *key: Hashable, make: Callable[[], Wrapped]) -> Callable[..., Any]:
+    def _cached(self, *key: Hashable, make: Callable[[], Wrapped]) -> Callable[..., Any]:
         if key not in self._compiled:
             self._compiled[key] = compared(make(), "generation")
         return self._compiled[key]

@@ -32,7 +32,7 @@ from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.pages.units import plural
-from jaxpar.runtime.batch import BatchLayout, one_document_rows
+from jaxpar.runtime.batch import BatchLayout, single_document_fields
 from jaxpar.runtime.records import Records
 
 BATCH_TOKENS = 8192
@@ -104,7 +104,7 @@ class Scorer:
         for number, row in enumerate(rows):
             tokens[number, : len(row) - 1] = row[:-1]
             labels[number, : len(row) - 1] = row[1:]
-        arrays = one_document_rows(tokens) | {"labels": labels}
+        arrays = single_document_fields(tokens) | {"labels": labels}
         batch = BatchLayout(SCORED, tokens.shape).place(self.model.mesh, arrays)
         scored = on_hosts(self._program(size, length, records, choices)(self.model.weights, batch))
         rows_of = lambda values: [values[index, : len(row) - 1] for index, row in enumerate(rows)]

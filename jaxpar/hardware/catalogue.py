@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.config.spelling import did_you_mean, join_or, quoted
 from jaxpar.hardware.links import Link, network, nvlink, nvlink_c2c, pcie
 from jaxpar.pages.units import GIB, TERA
 
@@ -362,5 +362,5 @@ def gpu_named(name: str) -> GPU:
         if wanted in (gpu.short, gpu.name.lower()):
             return gpu
     family = [short for short in _BY_SHORT if wanted and short.startswith(wanted)]
-    meant = f"; did you mean {one_of(family)}?" if family else did_you_mean(wanted, _BY_SHORT)
-    raise UserError(f"no GPU is called {quoted(name)}{meant or f'; there are {one_of(_BY_SHORT)}'}")
+    meant = f"; did you mean {join_or(family)}?" if family else did_you_mean(wanted, _BY_SHORT)
+    raise UserError(f"no GPU is called {quoted(name)}{meant or f'; there are {join_or(_BY_SHORT)}'}")

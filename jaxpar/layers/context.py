@@ -49,17 +49,17 @@ class TokenContext(NamedTuple):
         return (query.astype(jnp.float32) * self.temperature[:, :, None, None]).astype(query.dtype)
 
 
-def in_chunks[A: (jax.Array, np.ndarray)](segments: A, positions: A, size: int, length: int) -> A:
+def chunk_segments[A: (jax.Array, np.ndarray)](segments: A, positions: A, size: int, length: int) -> A:
     """`segments` [batch, seq] of rows of `length` tokens, with another number for each chunk of `size` positions of a
     document, which grows along the row."""
     chunks = length // size + 1  # at most, in a document
     return (segments > 0) * (segments * chunks + positions // size)
 
 
-def by_position(tokens: TokenContext, positions: jax.Array, model: ModelConfig) -> TokenContext:
+def attention_tokens(tokens: TokenContext, positions: jax.Array, model: ModelConfig) -> TokenContext:
     """`tokens` as attention of layers that are all alike needs them: documents in chunks, and factors of queries."""
     if model.chunk is not None:
-        segments = in_chunks(tokens.segments, vary(positions), model.chunk, tokens.row_segments.shape[1])
+        segments = chunk_segments(tokens.segments, vary(positions), model.chunk, tokens.row_segments.shape[1])
         tokens = tokens._replace(segments=segments, row_segments=gather_context(segments))
     if (temperature := model.attention_temperature) is not None:
         steps = ((positions + temperature.offset) // temperature.floor).astype(jnp.float32)

@@ -108,7 +108,10 @@ def cheapest_runs(
         except NothingFits as error:
             least.append(error.least_bytes + on_their_way // room.units)
             continue
-        if IN_TRANSIT * max(_offloaded(costs[kind], run) for kind, run in _each(kinds, runs)) <= on_their_way:
+        if (
+            IN_TRANSIT * max(_offloaded(costs[kind], run) for kind, run in _kind_and_treatment_of_slots(kinds, runs))
+            <= on_their_way
+        ):
             choices.append((lost_seconds(costs, kinds, runs), runs))
     if not choices:
         raise NothingFits(min(least), room.unit_bytes)
@@ -121,14 +124,16 @@ def _named(runs: list[tuple[int, dict[str, Treatment]]], names: Sequence[str]) -
     return joined(LayerRun(number, again | activations) for number, activations in runs)
 
 
-def _each(kinds: Sequence[str], runs: Sequence[LayerRun]) -> list[tuple[str, Mapping[str, Treatment]]]:
+def _kind_and_treatment_of_slots(
+    kinds: Sequence[str], runs: Sequence[LayerRun]
+) -> list[tuple[str, Mapping[str, Treatment]]]:
     """The kind of each slot, and what it keeps."""
     return list(zip(kinds, (run.activations for run in runs for _ in range(run.layers)), strict=True))
 
 
 def lost_seconds(costs: Mapping[str, LayerCosts], kinds: Sequence[str], runs: Sequence[LayerRun]) -> float:
     """Time that the slots of a chunk lose by not keeping everything on the device."""
-    return sum(point_of(costs[kind], run).seconds for kind, run in _each(kinds, runs))
+    return sum(point_of(costs[kind], run).seconds for kind, run in _kind_and_treatment_of_slots(kinds, runs))
 
 
 def _offloaded(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> int:

@@ -62,11 +62,13 @@ def initial_state_of_islands(state: TrainState, islands: int, eager: bool) -> Tr
     """The state before the first step, from that of one island: all begin alike. To be traced."""
     zeros = jax.tree.map(jnp.zeros_like, state.master)
     state = with_eager(state, EagerState(state.master, zeros)) if eager else state
-    each = on_each_island((state.master, state.optimizer, state.applied, state.skipped_in_row, state.carried), islands)
+    each = replicate_over_islands(
+        (state.master, state.optimizer, state.applied, state.skipped_in_row, state.carried), islands
+    )
     return _joined(state, zeros, each)
 
 
-def on_each_island[Tree](tree: Tree, islands: int) -> Tree:
+def replicate_over_islands[Tree](tree: Tree, islands: int) -> Tree:
     """Copies of arrays, [island, ...]."""
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (islands, *a.shape)), tree)
 

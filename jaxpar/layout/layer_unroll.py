@@ -61,7 +61,7 @@ def layer_unroll(
     return Choice(2, "gathered weights take turns with two buffers, without a copy")
 
 
-def with_room_for_turns(config: Config, plan: Plan, usable_bytes: int) -> Plan:
+def with_lower_unroll(config: Config, plan: Plan, usable_bytes: int) -> Plan:
     """`plan`, with one layer in a turn where `auto` has more, and the step is estimated to fill so much of the
     `usable_bytes` of a device that XLA would overlap less."""
     if config.parallel.overlap.layer_unroll != "auto":

@@ -29,7 +29,7 @@ from jaxpar.layout.choices.state_messages import state_messages
 from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.compiler_choices import with_host_buffers, with_joined_messages, with_merged_matmuls
-from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
+from jaxpar.layout.layer_unroll import layer_unroll, with_lower_unroll
 from jaxpar.layout.memory.device import host_share, local_host_share, usable_bytes
 from jaxpar.layout.resident_state import with_resident_state
 from jaxpar.layout.weight_prefetch import weight_prefetch
@@ -88,7 +88,7 @@ def make_plan(
 
     def with_room(plan: Plan) -> Plan:
         """`plan`, with one layer in a turn of the loop where there is no memory for more."""
-        return plan if plan.layer_unroll.name == 1 else with_room_for_turns(config, plan, device_bytes())
+        return plan if plan.layer_unroll.name == 1 else with_lower_unroll(config, plan, device_bytes())
 
     def keeping(asked: Sequence[LayerRun]) -> Plan:
         """The layout in which layers keep what is configured, without what a feed-forward in tiles cannot keep."""

@@ -61,7 +61,7 @@ def resident_weights(model: MemoryModel, case: Case, limit: int, used: int) -> t
     if total <= left + passing:  # no piece passes
         left = total
     names: list[str] = []
-    for name, size in sorted(state.by_weight().items(), key=lambda weight: -weight[1]):
+    for name, size in sorted(state.bytes_by_weight().items(), key=lambda weight: -weight[1]):
         if size <= left:
             names.append(name)
             left -= size

@@ -15,7 +15,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Partitions, Weights, merge
 from jaxpar.mesh.placements import Placements
-from jaxpar.optim.optimizer import Optimizer, OptimizerState, by_name, by_weight
+from jaxpar.optim.optimizer import Optimizer, OptimizerState, states_by_name, states_by_weight
 from jaxpar.runtime.carried import REPLICATED, Carried
 from jaxpar.runtime.loss_scale import loss_scaling
 
@@ -78,14 +78,14 @@ class WeightState(NamedTuple):
 def weight_states(master: Weights, optimizer: OptimizerState) -> list[WeightState]:
     """The state of each weight, in the order of the leaves of `master`."""
     weights, structure = jax.tree.flatten(master)
-    return [WeightState(*one) for one in zip(weights, by_weight(optimizer, structure), strict=True)]
+    return [WeightState(*one) for one in zip(weights, states_by_weight(optimizer, structure), strict=True)]
 
 
 def join_weights(states: list[WeightState], like: TrainState) -> TrainState:
     """The inverse of `weight_states`: `like` with other master weights and another optimizer state."""
     structure = jax.tree.structure(like.master)
     master = structure.unflatten([state.master for state in states])
-    return like._replace(master=master, optimizer=by_name([state.optimizer for state in states], structure))
+    return like._replace(master=master, optimizer=states_by_name([state.optimizer for state in states], structure))
 
 
 class CarriedRequest(NamedTuple):

@@ -31,7 +31,7 @@ from jaxpar.layout.state import (
 from jaxpar.layout.step_arguments import StepArguments, step_arguments
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder
-from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
+from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, select, subtree_like
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.decoder import decoder_specs, layer_of_kind
@@ -55,7 +55,7 @@ class StepLayout:
 
     def __post_init__(self) -> None:
         self.optimizer.check_layout(self.config.optimizer.name, self.master, self.plan.axes)
-        if self.islands and not self.order.in_order:
+        if self.islands and not self.order.is_ordered:
             raise UserError(
                 f"islands.every: {self.config.islands.every} needs pipeline ranks with layers in the model's order; "
                 "expected one chunk on each (parallel.virtual_stages), all as long"
@@ -98,7 +98,7 @@ class StepLayout:
     @cached_property
     def master(self) -> Partitions:
         """Partitions of the master weights: of all that is trained."""
-        return only(self.placements.optimizer.layout, self.trained)
+        return subtree_like(self.placements.optimizer.layout, self.trained)
 
     @property
     def weights(self) -> Partitions:
@@ -121,7 +121,7 @@ class StepLayout:
     @cached_property
     def state(self) -> TrainState:
         """Partitions of the state."""
-        frozen = only(self.placements.storage.layout, self.frozen)
+        frozen = subtree_like(self.placements.storage.layout, self.frozen)
         state = state_layout(self.master, frozen, self.optimizer, self.carried)
         return state_layout_of_islands(state, self.config.islands.eager) if self.islands else state
 
@@ -220,7 +220,7 @@ class StepLayout:
     def initial_state(self, arguments: StepArguments) -> TrainState:
         """The state before the first step; the weights are bit for bit the same on every mesh. To be traced."""
         master, frozen = (initial_weights(specs, arguments.seed, self.order) for specs in (self.trained, self.frozen))
-        dtypes = only(self.placements.storage_dtypes, frozen)
+        dtypes = subtree_like(self.placements.storage_dtypes, frozen)
         frozen = jax.tree.map(lambda weight, dtype: weight.astype(dtype), frozen, dtypes)
         state = initial_state(master, frozen, self.optimizer, self.carried)
         if not self.islands:

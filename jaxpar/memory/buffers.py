@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import PyTree
 
-from jaxpar.memory.streaming import DEVICE, HOST, on_host, to_host
+from jaxpar.memory.streaming import DEVICE, HOST, is_on_host, to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Index
 
@@ -45,7 +45,7 @@ def stacked(
     return tree.unflatten([empty(leaf, host) for leaf, host in both])
 
 
-def in_order(tree: PyTree) -> PyTree:
+def row_major(tree: PyTree) -> PyTree:
     """`tree` with its arrays' dims in order in memory.
 
     By default XLA adopts the layout that a collective prefers, a different one in each of a pipeline's loops, and
@@ -54,7 +54,7 @@ def in_order(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda a: with_layout_constraint(a, Layout(tuple(range(a.ndim)))), tree)
 
 
-def at(stack: PyTree, *where: Index, instead: PyTree = None) -> PyTree:
+def entry_at(stack: PyTree, *where: Index, instead: PyTree = None) -> PyTree:
     """The entry at `where` of the leading dims of each array, in the memory of the array.
 
     Where `instead`, a tree like `stack`, has an array, that one; all of it is None by default.
@@ -67,7 +67,7 @@ def at(stack: PyTree, *where: Index, instead: PyTree = None) -> PyTree:
 def entry_on_device(a: jax.Array, *where: Index) -> jax.Array:
     """The entry at `where` of the leading dims of `a`, on the device."""
     entry = _entry(a, where)
-    return jax.device_put(in_order(entry), DEVICE) if on_host(a) else entry
+    return jax.device_put(row_major(entry), DEVICE) if is_on_host(a) else entry
 
 
 def put(stack: PyTree, new: PyTree, *where: Index) -> PyTree:

@@ -111,7 +111,7 @@ class DiskArray:
             np.copyto(copy._parts[extent], part)
         return copy
 
-    def in_memory(self) -> jax.Array:
+    def to_pinned_host(self) -> jax.Array:
         """A copy in pinned host memory."""
         pinned = self.sharding.with_memory_kind(PINNED)
         copy = lambda index: np.array(self._parts[_extent(index, self.shape)])
@@ -143,9 +143,9 @@ def check_whole(state: PyTree) -> None:
         )
 
 
-def in_memory(tree: PyTree) -> PyTree[jax.Array]:
+def load_disk_arrays(tree: PyTree) -> PyTree[jax.Array]:
     """`tree` with its disk arrays in pinned host memory."""
-    return jax.tree.map(lambda leaf: leaf.in_memory() if isinstance(leaf, DiskArray) else leaf, tree)
+    return jax.tree.map(lambda leaf: leaf.to_pinned_host() if isinstance(leaf, DiskArray) else leaf, tree)
 
 
 def _extent(index: Any, shape: tuple[int, ...]) -> _Extent:

@@ -34,7 +34,7 @@ def host_points(costs: LayerCosts) -> list[Point]:
     size = lambda names: sum(costs.sizes[name] for name in names)
     hidden = costs.host_bandwidth * costs.forward_seconds
     points: dict[tuple[int, int, int], Point] = {}
-    steps = _by_value(costs)
+    steps = _sort_by_value(costs)
     for end in range(len(steps) + 1):
         treatments: dict[str, Treatment] = dict.fromkeys(costs.sizes, "recompute")
         treatments |= dict.fromkeys((LAYER_INPUT, *(name for step in steps[:end] for name in step)), "save")
@@ -53,7 +53,7 @@ def host_points(costs: LayerCosts) -> list[Point]:
     return [points[triples[index]] for index in undominated(triples)]
 
 
-def _by_value(costs: LayerCosts) -> list[Names]:
+def _sort_by_value(costs: LayerCosts) -> list[Names]:
     """Activations that are treated alike, those first that take the most seconds for each byte."""
     size = lambda names: sum(costs.sizes[name] for name in names)
     value = lambda one: round(one.seconds / max(1, size(one.outputs)), 15)

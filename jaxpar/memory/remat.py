@@ -10,7 +10,7 @@ import jax
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import LayerRun
-from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.config.spelling import did_you_mean, join_or
 from jaxpar.hardware.host import PINNED
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declared import known_activations
@@ -79,7 +79,7 @@ def layer_runs(
     names = tuple(activations)
     if not remat:
         given = "[]" if isinstance(remat, Sequence) else "{}"
-        raise UserError(f"memory.remat: {given} says nothing; expected {one_of((*PRESETS, AUTO))}, or a map by name")
+        raise UserError(f"memory.remat: {given} says nothing; expected {join_or((*PRESETS, AUTO))}, or a map by name")
     if isinstance(remat, str | Mapping):
         return (LayerRun(layers, dict(remat_map(remat, names))),)
     maps: list[Mapping[str, Treatment] | None] = [None] * layers
@@ -174,7 +174,7 @@ def _base(remat: Written, key: str) -> str:
         raise UserError(f"{key}.{BASE}: {AUTO} chooses for all layers and names; expected memory.remat: {AUTO} alone")
     if preset not in PRESETS:
         near = did_you_mean(str(preset), PRESETS)
-        raise UserError(f"{key}.{BASE}: expected {one_of(PRESETS)}, got {preset!r}{near}")
+        raise UserError(f"{key}.{BASE}: expected {join_or(PRESETS)}, got {preset!r}{near}")
     return str(preset)
 
 
@@ -203,7 +203,7 @@ def _checked(key: str, name: str, wanted: object, activations: Mapping[str, Trea
         return TREATMENTS[str(wanted)]
     why = " (the others are recomputed from it)" if wanted == "recompute" else ""
     near = did_you_mean(str(wanted), allowed)
-    raise UserError(f"{key}.{name}: expected {one_of(allowed)}{why}, got {wanted!r}{near}")
+    raise UserError(f"{key}.{name}: expected {join_or(allowed)}{why}, got {wanted!r}{near}")
 
 
 def nearest_preset(treatments: Mapping[str, str]) -> tuple[str, dict[str, str]]:

@@ -29,7 +29,7 @@ PIECES = 3
 """Pieces on the device at the same time: one is fetched, one processed and one written back."""
 
 
-def on_host(a: Array) -> bool:
+def is_on_host(a: Array) -> bool:
     """Whether `a` is in pinned host memory."""
     return jax.typeof(a).memory_space == HOST
 
@@ -79,7 +79,7 @@ def streamed[State, Along](
     pieces, rest = divmod(total, rows)
 
     def fetch(state: State, offset: Index, count: int) -> tuple[State, PyTree[Array | None]]:
-        there = jax.tree.map(lambda a: _fetch(a, offset, count) if on_host(a) else None, along)
+        there = jax.tree.map(lambda a: _fetch(a, offset, count) if is_on_host(a) else None, along)
         return _fetch(state, offset, count), there
 
     def apply(piece: tuple[State, PyTree[Array | None]], offset: Index, count: int) -> State:
@@ -149,7 +149,7 @@ def fetched_rows(a: Num[Array, "..."], dtype: DTypeLike, rows: int) -> Num[Array
 def map_rows(function: Callable[..., Array], a: Num[Array, "..."], along: tuple[Array, ...], rows: range) -> Array:
     """`function` of some rows of `a` and of the same rows of the arrays `along` it: in pieces where `a` is in host
     memory, else at once."""
-    if on_host(a):
+    if is_on_host(a):
         return map_row_pieces(function, a, rows_of_piece(a), rows.start, rows.stop, along)
     return function(*(array[rows.start : rows.stop] for array in (a, *along)))
 

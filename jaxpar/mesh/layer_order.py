@@ -85,7 +85,7 @@ class StackOrder:
         return np.sort(self.numbers[self.numbers != PADDING])
 
     @property
-    def in_order(self) -> bool:
+    def is_ordered(self) -> bool:
         """Whether the rows are the layers in order."""
         return not self.padded and bool((np.diff(self.numbers.ravel()) > 0).all())
 
@@ -160,9 +160,9 @@ class LayerOrder:
         return any(stack.padded for stack in self.stacks.values())
 
     @property
-    def in_order(self) -> bool:
+    def is_ordered(self) -> bool:
         """Whether the rows of every stack are its layers in order."""
-        return all(stack.in_order for stack in self.stacks.values())
+        return all(stack.is_ordered for stack in self.stacks.values())
 
     @cached_property
     def first_slots(self) -> Int[np.ndarray, "ranks chunks"]:

@@ -19,14 +19,14 @@ from jax import lax
 from jaxpar.mesh.axes import AXES, SHARD_AXES, vary
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
+from jaxpar.mesh.parameters import Arrays, Nested, Weights, subtree_like
 from jaxpar.mesh.placements import (
     REPLICAS,
     Placements,
     WeightPlacement,
     added_dim,
     local_shape,
-    one_message_each,
+    message_axes,
     unreduced_axes,
 )
 from jaxpar.mesh.quantized.transport import Transport
@@ -132,7 +132,7 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     """
     stored = partial(_stored, dtype=placements.storage.dtype)
     one = lambda weight, placed: jax.tree.map(lambda rows: stored(rows, placed), weight)
-    return jax.tree.map(one, master, only(placements.weights, master), is_leaf=is_coded_stack)
+    return jax.tree.map(one, master, subtree_like(placements.weights, master), is_leaf=is_coded_stack)
 
 
 def row_to_storage(master: Arrays, placements: Placements, *, part: Part) -> Arrays:
@@ -147,7 +147,7 @@ def _stored(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked
     with jax.named_scope("stored_weights"):
         weight = weight if is_code(weight) else weight.astype(placed.dtype(dtype))
         dim, axes = added_dim(placed.storage, placed.optimizer) or (0, ())
-        for over in reversed(one_message_each(axes)):
+        for over in reversed(message_axes(axes)):
             weight = gather_shards(weight, over, dim - unstacked, transport.exact if over == REPLICAS else transport)
         added = added_dim(placed.compute, placed.storage)
         if added is None or transport.hpz == 1:
@@ -167,7 +167,7 @@ def to_optimizer(gradients: Weights, placements: Placements) -> Weights:
     hold partial sums.
     """
     one = partial(reduced_gradient, dtype=placements.optimizer.dtype)
-    return jax.tree.map(one, gradients, only(placements.weights, gradients))
+    return jax.tree.map(one, gradients, subtree_like(placements.weights, gradients))
 
 
 def reduced_gradient(grad: jax.Array, placed: WeightPlacement, *, dtype: str) -> jax.Array:
@@ -175,7 +175,7 @@ def reduced_gradient(grad: jax.Array, placed: WeightPlacement, *, dtype: str) ->
     compute, transport = placed.compute, placed.transport
     scattered = added_dim(compute, placed.optimizer)
     dim, axes = added_dim(placed.gradient, placed.optimizer) or (0, ())
-    for message in one_message_each(axes):
+    for message in message_axes(axes):
         grad = scatter_shards(grad, message, dim, transport)
     done = scattered[1] if scattered else ()
     rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)

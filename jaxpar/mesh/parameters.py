@@ -103,9 +103,11 @@ def map_specs[T](function: Callable[..., T], specs: Specs, *rest: ModelTree[obje
     return jax.tree.map(function, specs, *rest, is_leaf=lambda x: isinstance(x, ParamSpec))
 
 
-def only[Leaf](tree: Nested[Leaf], like: Nested[object]) -> Nested[Leaf]:
+def subtree_like[Leaf](tree: Nested[Leaf], like: Nested[object]) -> Nested[Leaf]:
     """The leaves of `tree` that `like` has too."""
-    return {name: only(tree[name], entry) if isinstance(entry, dict) else tree[name] for name, entry in like.items()}
+    return {
+        name: subtree_like(tree[name], entry) if isinstance(entry, dict) else tree[name] for name, entry in like.items()
+    }
 
 
 def select[Leaf](tree: Nested[Leaf], mask: Nested[bool], wanted: bool) -> Nested[Leaf]:

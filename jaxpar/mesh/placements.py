@@ -40,7 +40,7 @@ from jax.tree_util import KeyPath
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.parameters import ModelTree, Nested, ParamSpec, Partitions, Specs, map_specs, only
+from jaxpar.mesh.parameters import ModelTree, Nested, ParamSpec, Partitions, Specs, map_specs, subtree_like
 from jaxpar.mesh.quantized.transport import EXACT, Transport, hpz_ranks
 from jaxpar.mesh.rules import Rules, axes_of_dim, mesh_axes_of, partition, rules_of
 
@@ -120,7 +120,7 @@ class Placements:
         """The placements of the weights of a part of the model, named by its path; of those that `like` has, if any."""
         path = (part,) if isinstance(part, str) else part
         placed = reduce(lambda tree, name: tree[name], path, self.weights)
-        return placed if like is None else only(placed, like)
+        return placed if like is None else subtree_like(placed, like)
 
 
 def place(
@@ -204,7 +204,7 @@ def _divided(
     return None
 
 
-def one_message_each(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+def message_axes(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The axes of each message of a gradient that is scattered over `axes`, in order: inside the replicas first, which
     leaves little to send between them. Weights are gathered in the reverse order."""
     inside = tuple(axis for axis in axes if axis not in REPLICAS)

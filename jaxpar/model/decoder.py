@@ -17,7 +17,7 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend, Context
-from jaxpar.layers.context import TokenContext, by_position
+from jaxpar.layers.context import TokenContext, attention_tokens
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.columns import side_columns
 from jaxpar.layers.declaration.weights import specs_of, with_weights
@@ -142,7 +142,7 @@ class DecoderStages:
         for kind in self.order.stacks:
             model, declared = kind_model(self.model, kind), self.fields[kind]
             fields = {field.name: vary(batch[field.name]) for field in declared if field.name in batch}
-            contexts[kind] = by_position(plain._replace(fields=fields), batch["positions"], model)
+            contexts[kind] = attention_tokens(plain._replace(fields=fields), batch["positions"], model)
             if model.position == "rope":
                 angles, magnitude = frequencies(model, rotary_dim(model), rows), rotary_magnitude(model)
                 key = angles.tobytes(), magnitude
@@ -295,4 +295,4 @@ class DecoderStages:
     ) -> TokenLosses:
         """The head without a loss."""
         x, table = head_operands(weights, accumulators, x, self.model, self.placements)
-        return TokenLosses(x, table, HeadLoss(self.model, self.vocab_axes, tiles)).at_temperature(temperature)
+        return TokenLosses(x, table, HeadLoss(self.model, self.vocab_axes, tiles)).with_temperature(temperature)

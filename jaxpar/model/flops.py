@@ -27,7 +27,7 @@ import numpy as np
 from jaxpar.config.counting import Chunk, Reach, head_dim, reach, value_dim
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.context import in_chunks
+from jaxpar.layers.context import chunk_segments
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.layers.declaration.adaptation import ALL_TRAINED, Adaptation
 from jaxpar.layers.declaration.part import Core, Recurrence
@@ -56,7 +56,9 @@ def seen_pairs(model: ModelConfig, rows: Mapping[str, np.ndarray], *, packed: bo
 
     def visible(limit: Reach) -> int:
         if isinstance(limit, Chunk):
-            return visible_pairs(Mask(segmented=True), in_chunks(segments, positions, limit.size, segments.shape[1]))
+            return visible_pairs(
+                Mask(segmented=True), chunk_segments(segments, positions, limit.size, segments.shape[1])
+            )
         return visible_pairs(Mask(model.causal, limit, segmented=packed), segments)
 
     return {limit: visible(limit) for limit in reaches(model)}

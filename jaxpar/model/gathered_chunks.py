@@ -46,7 +46,7 @@ class GatheredChunks:
             rows = slots * stack.order.rows_per_chunk
             return jax.tree.map(lambda leaf, dtype: vary(jnp.zeros((rows, *leaf.shape), dtype)), like, dtypes)
 
-        return self.source.by_stack(zeros, layers)
+        return self.source.map_stacks(zeros, layers)
 
     def load(self, chunks: Arrays, slot: int, layers: Arrays, chunk: int, after: jax.Array) -> Arrays:
         """`chunks` with a chunk of `layers` gathered into `slot`, not before `after` is computed.
@@ -54,17 +54,17 @@ class GatheredChunks:
         Otherwise the compiler would merge the second gather of a chunk with the first, and keep its result until then.
         Bytes: `gather_weight` of each sharded weight.
         """
-        part = self.source.by_stack(lambda stack, leaf: _chunk(stack, leaf, chunk), layers)
+        part = self.source.map_stacks(lambda stack, leaf: _chunk(stack, leaf, chunk), layers)
         part, _ = lax.optimization_barrier((part, after))
         new = gather(part, self.placements, part=LAYERS)
-        return self.source.by_stack(lambda stack, leaf, new: _put(stack, leaf, new, slot), chunks, new)
+        return self.source.map_stacks(lambda stack, leaf, new: _put(stack, leaf, new, slot), chunks, new)
 
     def release(self, chunks: Arrays, slot: int, gradients: Arrays, chunk: int) -> tuple[Arrays, Arrays]:
         """Add the gradients of the chunk in `slot` to `gradients` (gradient placement): (chunks emptied, gradients).
 
         Bytes: `scatter_gradient` of each weight that the gradient placement shards.
         """
-        part = self.source.by_stack(lambda stack, leaf: _chunk(stack, leaf, slot), chunks)
+        part = self.source.map_stacks(lambda stack, leaf: _chunk(stack, leaf, slot), chunks)
         new = to_accumulators(part, self.placements, part=LAYERS)
 
         def added(stack: LayerStack, totals: Arrays, new: Arrays) -> Arrays:
@@ -73,8 +73,8 @@ class GatheredChunks:
 
         with jax.named_scope("gradients"):
             nothing = jax.tree.map(jnp.zeros_like, part)
-            emptied = self.source.by_stack(lambda stack, leaf, new: _put(stack, leaf, new, slot), chunks, nothing)
-            return emptied, self.source.by_stack(added, gradients, new)
+            emptied = self.source.map_stacks(lambda stack, leaf, new: _put(stack, leaf, new, slot), chunks, nothing)
+            return emptied, self.source.map_stacks(added, gradients, new)
 
 
 def _chunk(stack: LayerStack, weights: Arrays, place: int) -> Arrays:

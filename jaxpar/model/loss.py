@@ -33,7 +33,7 @@ def reshape_to_labels(
     return values.reshape(*values.shape, *(1,) * (labels.ndim - values.ndim))
 
 
-def most_likely(
+def top_choices(
     logits: Float[Array, "batch seq local_vocab"], choices: int, axes: tuple[str, ...]
 ) -> tuple[Int[Array, "batch seq choice"], Float[Array, "batch seq choice"]]:
     """The tokens with the largest logits, the first of equal ones first, and these logits; the same on every rank of

@@ -22,7 +22,7 @@ from jaxpar.layers.tiles import from_tiles, into_tiles, scan_tiles
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, reduce_sum, scatter_sequence
 from jaxpar.model.head import bound_logits, project, project_gradients
-from jaxpar.model.loss import likeliest, most_likely, reshape_to_labels, vocabulary_cross_entropy
+from jaxpar.model.loss import likeliest, reshape_to_labels, top_choices, vocabulary_cross_entropy
 from pallas_kernels.vjp_parts import custom_vjp
 
 type Parts = Float[Array, "batch part embed"]
@@ -62,7 +62,7 @@ class TokenLosses(NamedTuple):
         weights = vary(weights, set(AXES) - set(self.head.axes))
         return tiled_cross_entropy(self.x, self.table, labels, weights, self.head)
 
-    def at_temperature(self, temperature: float) -> TokenLosses:
+    def with_temperature(self, temperature: float) -> TokenLosses:
         """The head whose logits, after the model's cap, are divided by a temperature."""
         model, cap = self.head.model, self.head.model.logit_softcap
         if temperature == 1.0:
@@ -158,7 +158,7 @@ def tiled_choices(
 
     def step(_: None, tile: Any) -> tuple[None, Any]:
         logits = bound_logits(project(gather_sequence(tile[0][None]), table, head.model), head.model, head.axes)
-        tokens, largest = most_likely(logits, choices, head.axes)
+        tokens, largest = top_choices(logits, choices, head.axes)
         _nll, lse = vocabulary_cross_entropy(logits, jnp.zeros_like(tokens[..., 0]), head.axes)
         return None, (tokens[0], (largest - lse[..., None])[0])
 

@@ -41,7 +41,7 @@ class Distillation(Objective):
     def loss(self, head: Head, batch: dict[str, jax.Array]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """See `Objective.loss`. Labels are the teacher's tokens too."""
         settings, mask, tokens = self._settings, batch["mask"], batch["teacher_tokens"]
-        tempered = head.at_temperature(settings.temperature)
+        tempered = head.with_temperature(settings.temperature)
 
         def total(likely: Float[Array, "row token choice"]) -> Float[Array, ""]:
             return jnp.sum(mask * divergence(batch["teacher_likely"], likely))

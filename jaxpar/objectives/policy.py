@@ -80,7 +80,7 @@ class PolicyGradient(Objective):
             batch["mask"], batch["segments"], batch["advantage"], batch["weight"], batch["before"], batch["sampled"],
             batch.get("reference", jnp.zeros_like(batch["mask"])),
         )  # fmt: skip
-        head = head.at_temperature(self._temperature)
+        head = head.with_temperature(self._temperature)
         current = head.log_probabilities(batch["labels"])
         total = lambda current: _sums(current, drawn, self._policy)
         (loss, means), slope = jax.value_and_grad(total, has_aux=True)(current)

@@ -41,7 +41,7 @@ class OptimizerArguments(NamedTuple):
     options: dict[str, Option]
     """The numbers with a fraction of `optimizer.options`, by name."""
 
-    def at(self, step: Int[Array, ""] | int) -> OptimizerArguments:
+    def for_step(self, step: Int[Array, ""] | int) -> OptimizerArguments:
         """The arguments of update `step` (from 0): learning rates are those of the schedule there."""
         assert self.schedule is not None, "the arguments are those of a step already"
         return self.scaled(schedule_at(self.schedule, step))._replace(schedule=None)

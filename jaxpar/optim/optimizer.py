@@ -92,12 +92,12 @@ class Optimizer:
     def init(self, master: PyTree) -> OptimizerState:
         """Master weights to the state before the first update: global arrays under `jit`, or shards."""
         each = zip(self.weights, self.structure.flatten_up_to(master), strict=True)
-        return by_name([optimizer.init(weight) for optimizer, weight in each], self.structure)
+        return states_by_name([optimizer.init(weight) for optimizer, weight in each], self.structure)
 
     def state_layout(self, layout: PyTree) -> OptimizerState:
         """PartitionSpecs of the master weights to PartitionSpecs of the state."""
         each = zip(self.weights, self.structure.flatten_up_to(layout), strict=True)
-        return by_name([optimizer.state_layout(spec) for optimizer, spec in each], self.structure)
+        return states_by_name([optimizer.state_layout(spec) for optimizer, spec in each], self.structure)
 
     def check_layout(self, name: str, layout: PyTree, sizes: AxisSizes) -> None:
         """Raises `UserError` if a dim of the state of optimizer `name` does not divide by the ranks that share it."""
@@ -118,14 +118,14 @@ class Optimizer:
                         )
 
 
-def by_name(states: Sequence[dict[str, PyTree[Float[Array, "*shard"]]]], structure: Any) -> OptimizerState:
+def states_by_name(states: Sequence[dict[str, PyTree[Float[Array, "*shard"]]]], structure: Any) -> OptimizerState:
     """The trees, by name, of the states of single weights."""
     names = sorted({name for state in states for name in state})
     return {name: structure.unflatten([state.get(name) for state in states]) for name in names}
 
 
-def by_weight(state: OptimizerState, structure: Any) -> list[dict[str, PyTree[Float[Array, "*shard"]]]]:
-    """The inverse of `by_name`."""
+def states_by_weight(state: OptimizerState, structure: Any) -> list[dict[str, PyTree[Float[Array, "*shard"]]]]:
+    """The inverse of `states_by_name`."""
     trees = {name: structure.flatten_up_to(tree) for name, tree in state.items()}
     each = ({name: tree[index] for name, tree in trees.items()} for index in range(structure.num_leaves))
     return [{name: array for name, array in one.items() if array is not None} for one in each]

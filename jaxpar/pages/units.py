@@ -41,7 +41,7 @@ def size(count: Number, digits: int = 1) -> str:
 
 def seconds(time: Number) -> str:
     """`1.24 s`, `35.2 ms`, `4.10 us`, `39,860 s`; `0` for no time."""
-    return _in_unit(float(time), _SECONDS) if time else "0"
+    return _with_unit(float(time), _SECONDS) if time else "0"
 
 
 def clock(time: Number) -> str:
@@ -58,7 +58,7 @@ def count(number: Number) -> str:
     """Parameters, tokens, tokens per second: `70.6B`, `1.24M`, `12.3k`, `950`."""
     if abs(number) < KILO:
         return f"{float(number):.0f}"
-    return _in_unit(float(number), _COUNTS)
+    return _with_unit(float(number), _COUNTS)
 
 
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
@@ -79,7 +79,7 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
 
 def operations(number: Number) -> str:
     """Floating-point operations: `3.94 PFLOP`. A rate is `operations(...)` and `/s`."""
-    return _in_unit(float(number), _OPERATIONS)
+    return _with_unit(float(number), _OPERATIONS)
 
 
 def plain(value: float, digits: int = 4) -> str:
@@ -96,7 +96,7 @@ def three_digits(number: float) -> str:
 
 def rate(speed: Number) -> str:
     """Bytes per second in decimal units, as datasheets give them: `3.35 TB/s`, `450 GB/s`, `12.5 MB/s`."""
-    return re.sub(r"\.?0+(?= )", "", text) if "." in (text := _in_unit(float(speed), _RATES)) else text
+    return re.sub(r"\.?0+(?= )", "", text) if "." in (text := _with_unit(float(speed), _RATES)) else text
 
 
 def percent(part: Number, whole: Number = 1, digits: int = 1) -> str:
@@ -128,7 +128,7 @@ def parse_file_size(text: str) -> int:
     return int(match[1]) * _FILE_BYTES[match[2]]
 
 
-def _in_unit(number: float, units: Units) -> str:
+def _with_unit(number: float, units: Units) -> str:
     """Three digits, in the largest unit of which there is one when rounded, or in the smallest."""
     unit, factor = next((one for one in units if float(f"{abs(number) / one[1]:.3g}") >= 1), units[-1])
     return three_digits(number / factor) + unit

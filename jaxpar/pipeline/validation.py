@@ -64,7 +64,7 @@ def order_faults(schedule: Schedule, *, in_flight: int | None = None) -> Iterato
         for rank, order in enumerate(schedule.orders)
         for column, action in enumerate(order)
     ]
-    yield from _not_once(schedule, placed, "orders")
+    yield from _repeated_actions(schedule, placed, "orders")
     yield from _long_transfers(schedule, placed)
     yield from _deadlocks(schedule)
     yield from _over_limit(schedule, placed, in_flight)
@@ -79,7 +79,7 @@ def tick_faults(schedule: Schedule, *, in_flight: int | None = None) -> Iterator
         for rank, actions in enumerate(tick)
         for action in actions
     ]
-    yield from _not_once(schedule, placed, "ticks")
+    yield from _repeated_actions(schedule, placed, "ticks")
     yield from _crowded_ticks(schedule)
     yield from _too_early(schedule, placed)
     yield from _over_limit(schedule, placed, in_flight)
@@ -105,7 +105,7 @@ def _check_shape(schedule: Schedule) -> None:
             )
 
 
-def _not_once(schedule: Schedule, placed: list[_Placed], table: Literal["orders", "ticks"]) -> Iterator[Fault]:
+def _repeated_actions(schedule: Schedule, placed: list[_Placed], table: Literal["orders", "ticks"]) -> Iterator[Fault]:
     wanted = {
         Action(kind, m, chunk)
         for kind in schedule.kinds

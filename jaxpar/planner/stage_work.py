@@ -14,7 +14,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.cost.layout import Layout
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.pipeline import TABLE, even_chunks
-from jaxpar.layout.memory.estimate import chunk_bytes, kept_for_weights
+from jaxpar.layout.memory.estimate import chunk_bytes, split_backward_bytes
 from jaxpar.layout.resident_state import resident_share
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.search.islands import search_of
@@ -65,7 +65,7 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
     )
     times = {"forward": forward, "backward": backward, "weight": weight, "head": head, "transfer": transfer}
     sizes = chunk_bytes(config, plan)
-    bytes_kept = {"stash": sizes.stash, "kept": kept_for_weights(config, plan)}
+    bytes_kept = {"stash": sizes.stash, "kept": split_backward_bytes(config, plan)}
     # In milliseconds, to the microsecond, as exact numbers: sums do not depend on their order.
     numbers: dict[str, int | Fraction] = {name: Fraction(round(1e6 * own), 1000) for name, own in times.items()}
     numbers |= {name: layout.virtual_stages * number for name, number in bytes_kept.items()} | {"sent": sizes.sent}

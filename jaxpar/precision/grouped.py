@@ -33,7 +33,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.mesh.rings import ArrayTuple, Perturbed
 from jaxpar.precision.matmul import GroupScaling, Scales, quantized_products
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.scale import Codes, in_tiles, largest_over, max_over, scale_of
+from jaxpar.precision.scale import Codes, largest_over, max_over, quantize_tiles, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul import registry as exact
@@ -136,8 +136,8 @@ class Experts:
             dws = [self.grouped.of_weights(rows, _numbers(dy, x), sizes) for dy in codes]
         else:
             tile = scaling.recipe.tiles.size
-            places, backend = in_full_tiles(sizes, len(x), tile), self._backend(scaling.recipe)
-            by_expert = lambda x, form: in_tiles(_filled(x, places), (tile, 1), form)
+            places, backend = tile_aligned_places(sizes, len(x), tile), self._backend(scaling.recipe)
+            by_expert = lambda x, form: quantize_tiles(_filled(x, places), (tile, 1), form)
             rows, each = by_expert(x, E4M3), (by_expert(dy, form) for dy in dys)
             dws = [grouped_tiled_weight_gradients(*rows, *dy, places.sizes, x.dtype, **backend) for dy in each]
         return sum(terms[1:], terms[0]), tuple(dws)
@@ -182,7 +182,7 @@ class Places(NamedTuple):
     """Places of each expert, a multiple of a tile."""
 
 
-def in_full_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:
+def tile_aligned_places(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:
     """The places of `rows` rows: those of each expert from the first row of a tile on."""
     blocks = row_blocks(sizes, rows, tile)
     within = jnp.arange(tile, dtype=jnp.int32)

@@ -24,7 +24,7 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import E4M3, LARGEST, Recipe
 from jaxpar.precision.scale import scale_of
-from jaxpar.runtime.carried import REPLICATED, Carried, Limit, Outcome, StepWeights, where
+from jaxpar.runtime.carried import REPLICATED, Carried, Limit, Outcome, StepWeights, select_tree
 from jaxpar.runtime.observed import Maxima
 
 type History = Float[Array, "steps layers tensors"]
@@ -120,7 +120,7 @@ class ScaleHistory(QuantizedMatmuls):
 
     def next(self, state: History, outcome: Outcome) -> History:
         newest = outcome.observed[None]
-        return where(outcome.finite, jnp.concatenate([newest, state[:-1]]), state)
+        return select_tree(outcome.finite, jnp.concatenate([newest, state[:-1]]), state)
 
     def metrics(self, state: History, outcome: Outcome) -> MatmulStatistics:
         return MatmulStatistics(outcome.observed, self.scales(state))

@@ -64,7 +64,7 @@ def quantize(x: Float[Array, "..."], scale: Float[Array, "..."], form: str) -> S
     return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(form)
 
 
-def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str) -> Codes:
+def quantize_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str) -> Codes:
     """`x` quantized with a scale for each tile of `tile` rows and columns."""
     rows, columns = x.shape[-2] // tile[0], x.shape[-1] // tile[1]
     cut = x.astype(jnp.float32).reshape(*x.shape[:-2], rows, tile[0], columns, tile[1])

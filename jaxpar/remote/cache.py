@@ -21,7 +21,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_location, user_path
 from jaxpar.config.spelling import named, quoted
 from jaxpar.pages.units import parse_size, size
-from jaxpar.remote.store import StoredFile, StoreError, at_once, download, listed
+from jaxpar.remote.store import StoredFile, StoreError, download, listed, run_in_threads
 
 FOLDER, DEFAULT_FOLDER = "JAXPAR_CACHE", "~/.cache/jaxpar/stores"
 SIZE, DEFAULT_SIZE = "JAXPAR_CACHE_SIZE", "200GiB"
@@ -100,7 +100,7 @@ def _copy(url: str, key: str, choose: Choose) -> Path:
     with _locked(Path(f"{entry}.fetch")):
         if missing := {name: file for name, file in chosen.items() if not _is_there(_file(target, name, alone), file)}:
             _make_room(entry, url, key, chosen)
-            at_once(
+            run_in_threads(
                 [partial(_fetch, url, name, file, _file(target, name, alone), alone) for name, file in missing.items()]
             )
             now = listed(url)

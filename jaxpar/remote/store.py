@@ -265,7 +265,7 @@ def _upload_parts(file: Path, url: str, size: int) -> None:
         raise
 
 
-def at_once(work: Iterable[Callable[[], None]]) -> None:
+def run_in_threads(work: Iterable[Callable[[], None]]) -> None:
     """Do work in threads; the first error is raised once all have ended. No further one begins after an error."""
     with ThreadPoolExecutor(THREADS, "store") as pool:
         futures = [pool.submit(one) for one in work]

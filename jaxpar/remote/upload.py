@@ -20,7 +20,17 @@ from jaxpar.config.paths import user_location
 from jaxpar.config.spelling import quoted
 from jaxpar.pages.units import plural, size
 from jaxpar.remote.cache import cache_folder, note_url
-from jaxpar.remote.store import StoredFile, StoreError, at_once, listed, read, remove, traffic, upload_file, write
+from jaxpar.remote.store import (
+    StoredFile,
+    StoreError,
+    listed,
+    read,
+    remove,
+    run_in_threads,
+    traffic,
+    upload_file,
+    write,
+)
 
 MARKER = ".uploading"
 
@@ -48,7 +58,7 @@ def remove_folder(url: str, names: Iterable[str], last: Sequence[str]) -> None:
     """Remove files of a folder, at first those that make it whole. Raises `StoreError`."""
     first, others = _divided(names, last)
     remove(f"{url}/{name}" for name in first)
-    at_once([partial(remove, [f"{url}/{name}"]) for name in others])
+    run_in_threads([partial(remove, [f"{url}/{name}"]) for name in others])
 
 
 def send(folder: Path, url: str, names: Iterable[str], there: Mapping[str, StoredFile]) -> None:
@@ -60,7 +70,7 @@ def send(folder: Path, url: str, names: Iterable[str], there: Mapping[str, Store
     """
     sizes = {name: (folder / name).stat().st_size for name in names}
     missing = [name for name, size in sizes.items() if name not in there or there[name].size != size]
-    at_once([partial(upload_file, folder / name, f"{url}/{name}") for name in missing])
+    run_in_threads([partial(upload_file, folder / name, f"{url}/{name}") for name in missing])
 
 
 def finish(folder: Path, url: str, contents: bytes, names: Sequence[str], last: Sequence[str]) -> None:

@@ -59,9 +59,9 @@ class Experience:
         if not np.isnan(rewards).all():
             spread = [np.nanstd(group) for group in rewards if not np.isnan(group).all()]
             means |= {"reward": float(np.nanmean(rewards)), "reward_spread": float(np.mean(spread))}
-        return means | self._by_source()
+        return means | self._reward_by_source()
 
-    def _by_source(self) -> dict[str, float]:
+    def _reward_by_source(self) -> dict[str, float]:
         """The mean reward of each source, where prompts have one."""
         by_source: dict[str, list[float]] = {}
         for answer, reward in zip(self.rollouts.answers, self.rollouts.rewards.reshape(-1), strict=True):

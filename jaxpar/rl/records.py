@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import is_name
 from jaxpar.config.reading.text_file import read_text_file
@@ -63,7 +63,7 @@ def _is_validation(prompt: str | list[Any]) -> bool:
 def _read(path: str, key: str) -> list[Record]:
     if is_user_code(path):
         try:
-            records = from_first(load_function(path, key))  # what it returns may be random
+            records = run_on_process_0(load_function(path, key))  # what it returns may be random
         except (Exception, SystemExit) as error:
             if isinstance(error, UserError):
                 raise

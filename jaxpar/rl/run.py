@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config import Config, virtual_devices_needed
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.distributed import liveness
@@ -61,7 +61,7 @@ class RolloutRun(Run):
         for name in rl.rewards:
             check_reward(name)
         if self.conversations is not None:
-            from_first(self.conversations.start)
+            run_on_process_0(self.conversations.start)
         self._sampler = Sampler(self, self._sampler_devices, self.conversations)
         self.memory = None if rl.sampler.url is not None else rollout_bytes(self, self._sampler)
         """Bytes of a device beside its steps; None where a server draws."""
@@ -75,7 +75,7 @@ class RolloutRun(Run):
         self._experience: Experience | None = None
         """The batch of answers of the last step."""
         self._sampler_ended = self._step_began = time.perf_counter()
-        from_first(self.rewarder.start)  # before anything is compiled or written
+        run_on_process_0(self.rewarder.start)  # before anything is compiled or written
 
     @property
     def prompts(self) -> PromptRows:
@@ -125,7 +125,7 @@ class RolloutRun(Run):
     def batches_from(self, first: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
         """See `Run`. Each batch is made when it is asked for, with the weights of that moment."""
         for step in count(first):
-            liveness.at("drawing answers", busy=True)
+            liveness.report_activity("drawing answers", busy=True)
             arrays = self._batch(step)
             if step == first and "reward" not in self.last_metrics:
                 of_environment = None if self.conversations is None else self.conversations.failure
@@ -255,7 +255,7 @@ class RolloutRun(Run):
         """The reward of each answer [prompt, answer], those of a prompt side by side; NaN without one."""
         texts = [self._text(one) for one in answers]
         groups = [([answers[at].prompt.record] * group, texts[at : at + group]) for at in range(0, len(answers), group)]
-        rewards = from_first(lambda: [self.rewarder.rewards(records, texts) for records, texts in groups])
+        rewards = run_on_process_0(lambda: [self.rewarder.rewards(records, texts) for records, texts in groups])
         return np.array(rewards, np.float64) + np.reshape([one.reward for one in answers], (-1, group))
 
     def _text(self, answer: Answer) -> str:

@@ -186,7 +186,9 @@ class BatchPlacer:
         return (batch or self.batch).place(self._mesh, rows, self.rows)
 
 
-def one_document_rows[A: (np.ndarray, jax.Array)](tokens: A, indices: A | None = None) -> dict[str, A | np.ndarray]:
+def single_document_fields[A: (np.ndarray, jax.Array)](
+    tokens: A, indices: A | None = None
+) -> dict[str, A | np.ndarray]:
     """The fields of `FORWARD` for rows [row, token] that are one document each, or tokens of one at `indices`."""
     order = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape) if indices is None else indices
     return {

@@ -116,6 +116,6 @@ class Carried[State](ABC):
         return {}
 
 
-def where[Tree](condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
+def select_tree[Tree](condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
     """The tree `yes` where the condition holds, else `no`."""
     return jax.tree.map(lambda yes, no: jnp.where(condition, yes, no), yes, no)

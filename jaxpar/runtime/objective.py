@@ -27,7 +27,7 @@ class Head(Protocol):
         which has a derivative, and without, which has none. Weights have no derivative; any sign will do."""
         ...
 
-    def at_temperature(self, temperature: float) -> Head:
+    def with_temperature(self, temperature: float) -> Head:
         """The head whose logits are divided by a temperature."""
         ...
 

@@ -50,7 +50,7 @@ def _real(low: float, high: float, default: float) -> Setting:
     return Setting(f"a number from {low:g} to {high:g}", holds, default)
 
 
-def _only(value: Any) -> Setting:
+def _single_value(value: Any) -> Setting:
     """A field of OpenAI's that has one value here."""
     return Setting(
         f"{json.dumps(value, allow_nan=False)}, for nothing else is supported", lambda other: other == value, value
@@ -105,9 +105,9 @@ COMMON = {
         lambda value: isinstance(value, list) and len(value) <= MOST_STOPS and all(type(one) is int for one in value),
     ),
     "ignore_eos": FLAG,
-    "presence_penalty": _only(0),
-    "frequency_penalty": _only(0),
-    "logit_bias": _only({}),
+    "presence_penalty": _single_value(0),
+    "frequency_penalty": _single_value(0),
+    "logit_bias": _single_value({}),
 }  # fmt: skip
 COMPLETION = COMMON | {
     "prompt": Setting(
@@ -117,36 +117,36 @@ COMPLETION = COMMON | {
     "logprobs": _ZERO,
     "prompt_logprobs": _ZERO,
     "return_token_ids": FLAG,
-    "skip_special_tokens": _only(False),
-    "echo": _only(False),
-    "best_of": _only(1),
-    "suffix": _only(""),
+    "skip_special_tokens": _single_value(False),
+    "echo": _single_value(False),
+    "best_of": _single_value(1),
+    "suffix": _single_value(""),
 }
 CHAT = COMMON | {
     "messages": Setting("a list of messages, each an object with the texts `role` and `content`", lambda value: True),
     "max_tokens": _integer(1, 2**31 - 1),
     "max_completion_tokens": _integer(1, 2**31 - 1),
     "logprobs": FLAG,
-    "top_logprobs": _only(0),
+    "top_logprobs": _single_value(0),
 }
 
 RELOAD = {
     "method": Setting("'reload_weights', for nothing else is supported", lambda value: value == "reload_weights"),
-    "args": _only([]),
+    "args": _single_value([]),
     "kwargs": Setting(
         "an object with `weights_path` alone",
         lambda value: isinstance(value, dict) and value.keys() <= {"weights_path"},
         {},
     ),
-    "timeout": _only(None),
+    "timeout": _single_value(None),
 }
 LOAD_ADAPTER = {
     "lora_name": Setting("a name for the adapter", is_text),
     "lora_path": Setting("a folder in that of --adapters", is_text),
     "load_inplace": FLAG,
-    "is_3d_lora_weight": _only(False),
+    "is_3d_lora_weight": _single_value(False),
 }
-UNLOAD_ADAPTER = {"lora_name": LOAD_ADAPTER["lora_name"], "lora_int_id": _only(None)}
+UNLOAD_ADAPTER = {"lora_name": LOAD_ADAPTER["lora_name"], "lora_int_id": _single_value(None)}
 PAUSE = {
     "mode": Setting("wait, for nothing else is supported", lambda value: value == "wait"),
     "clear_cache": Setting("true, for nothing else is supported", lambda value: value.lower() == "true"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.messages import Unusable
 from jaxpar.generation.requests import Request
@@ -49,7 +49,7 @@ class ServedModel:
     def adapter(self, name: str | None) -> int:
         """The index of the adapter that a request names; -1 for the model itself. Raises `Refusal` for other names."""
         if name not in self.names:
-            expected = f"expected {one_of([repr(one) for one in self.names])}"
+            expected = f"expected {join_or([repr(one) for one in self.names])}"
             status, what = (400, "it is missing") if name is None else (404, f"there is no {quoted(name, 60)} here")
             raise Refusal(status, f"model: {what}; {expected}", "model")
         return self.adapters.get(name, -1)

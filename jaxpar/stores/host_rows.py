@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpar.memory.buffers import entry_on_device, in_order, put
+from jaxpar.memory.buffers import entry_on_device, put, row_major
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import row_to_storage
@@ -33,7 +33,7 @@ class HostRows(Sharded):
             with jax.named_scope("gradients"):
                 if into.fresh is not True:
                     new = jnp.where(into.fresh, new, entry_on_device(total, row) + new)
-                return put(total, to_host(in_order(new)), row)
+                return put(total, to_host(row_major(new)), row)
 
         return jax.tree.map(send, gradients, self._accumulated(new))
 

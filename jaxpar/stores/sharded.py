@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxpar.memory.buffers import at, put
+from jaxpar.memory.buffers import entry_at, put
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import gather, is_code, to_accumulators
-from jaxpar.mesh.parameters import Arrays, Nested, merge, only
+from jaxpar.mesh.parameters import Arrays, Nested, merge, subtree_like
 from jaxpar.mesh.placements import Placements, WeightPlacement, added_dim
 from jaxpar.runtime.passes import Accumulator, Stack
 
@@ -53,15 +53,17 @@ class Sharded:
     def add(self, gradients: Stack, new: Arrays, row: Index, into: Accumulator) -> Stack:
         def add(total: jax.Array, new: jax.Array) -> jax.Array:
             with jax.named_scope("gradients"):
-                return put(total, at(total, row) + (new if into.valid is True else jnp.where(into.valid, new, 0)), row)
+                return put(
+                    total, entry_at(total, row) + (new if into.valid is True else jnp.where(into.valid, new, 0)), row
+                )
 
-        return merge(gradients, jax.tree.map(add, only(gradients, new), self._accumulated(new)))
+        return merge(gradients, jax.tree.map(add, subtree_like(gradients, new), self._accumulated(new)))
 
     # ---- for other stores
 
     def _stored(self, weights: Stack, row: Index, like: int) -> Arrays:
         """The weights of a row in storage placement; `like` as in `fetch`."""
-        one = lambda leaf: leaf.row(row, leaf.coded[like]) if is_coded_stack(leaf) else at(leaf, row)
+        one = lambda leaf: leaf.row(row, leaf.coded[like]) if is_coded_stack(leaf) else entry_at(leaf, row)
         return jax.tree.map(one, weights, is_leaf=is_coded_stack)
 
     def _accumulated(self, new: Arrays) -> Arrays:

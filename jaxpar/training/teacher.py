@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxpar.checkpoint.errors import reason
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config import Config, UserError
 from jaxpar.config.spelling import named
 from jaxpar.data import Data
@@ -96,7 +96,7 @@ class TeacherFiles:
                         "be, the same command computes those that are missing"
                     ) from error
 
-        from_first(store)
+        run_on_process_0(store)
 
 
 def taught(config: Config, data: Data, teacher: Model | None) -> Data:
@@ -143,7 +143,7 @@ class TeacherPass:
         order = left_out, data.facts
         if self._done is not None and self._done[0] == order and self._done[1] <= used.start:
             return
-        liveness.at("computing log-probabilities of the teacher")
+        liveness.report_activity("computing log-probabilities of the teacher")
         splits: list[tuple[Any, range]] = [
             (data.train, used),
             *((rows, range(evaluated)) for rows in data.evaluated.values()),
@@ -157,7 +157,7 @@ class TeacherPass:
                 if not self._files.row_file(rows.plain.row(example)).path.exists()
             ]
 
-        left: Any = from_first(missing)
+        left: Any = run_on_process_0(missing)
         if left:
             text = f"Computing the {self._files.top_k} likeliest tokens of the teacher in {plural(len(left), 'row')}."
             scorer = self._scorer()

@@ -25,7 +25,7 @@ class Termination:
         self.by = "SIGTERM"
         """The signal that asked, as far as this process knows."""
 
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether to stop after the step just taken; once it is True, it stays so.
 
         Several processes agree on one call, whichever of them got the signal; they must all call it equally often, at

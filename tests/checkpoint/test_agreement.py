@@ -37,7 +37,7 @@ def test_answers_are_deleted_once_all_processes_have_read_them():
 
     def some() -> None:
         for number in range(5):
-            assert processes.from_first(lambda number=number: {"n": number}) == {"n": number}
+            assert processes.run_on_process_0(lambda number=number: {"n": number}) == {"n": number}
         assert processes.judged("mine", len) == 3
 
     with job(service, 0):
@@ -50,7 +50,7 @@ def test_answers_do_not_pile_up_between_saves():
     service = Service(2)
     with job(service, 0), mock.patch.object(processes, "MOST_FILED", 1000):
         for _ in range(20):
-            processes.from_first(lambda: "x" * 300)
+            processes.run_on_process_0(lambda: "x" * 300)
             assert sum(map(len, service.values.values())) < 2000
 
 
@@ -61,7 +61,7 @@ def test_an_interrupt_of_process_0_is_raised_there_and_answered():
         raise KeyboardInterrupt
 
     with job(service, 0), pytest.raises(KeyboardInterrupt):
-        processes.from_first(work)
+        processes.run_on_process_0(work)
     assert "interrupted" in next(iter(service.values.values()))
 
 
@@ -91,7 +91,7 @@ def test_a_service_that_fails_is_not_a_process_that_is_late():
         mock.patch.object(service, "blocking_key_value_get", side_effect=error),
         pytest.raises(TimeoutError, match="UNAVAILABLE: connection lost"),
     ):
-        processes.from_first(str)
+        processes.run_on_process_0(str)
 
 
 def test_an_error_of_process_0_reaches_all():
@@ -101,14 +101,14 @@ def test_an_error_of_process_0_reaches_all():
         raise OSError("the disk is full")
 
     with job(service, 0), pytest.raises(OSError, match="the disk is full"):
-        processes.from_first(work)
+        processes.run_on_process_0(work)
     [(key, _)] = service.values.items()
     with (
         job(service, 1),
         mock.patch.object(service, "blocking_key_value_get", return_value=service.values[key]),
         pytest.raises(CheckpointError, match="the disk is full"),
     ):
-        processes.from_first(work)
+        processes.run_on_process_0(work)
 
 
 def job(service: Service, index: int):

@@ -64,7 +64,7 @@ def test_a_program_is_compared_with_that_of_process_0_once_and_before_its_call(m
     said: list[dict[str, str]] = []
     ran: list[float] = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(same_program, "from_first", lambda work: said.append(work()) or said[0])
+    monkeypatch.setattr(same_program, "run_on_process_0", lambda work: said.append(work()) or said[0])
     program = lambda factor: jax.jit(lambda x: jax.debug.callback(ran.append, x) or factor * x)
     doubled, other = (same_program.compared(program(factor), "scores") for factor in (2, 3))
     assert [float(doubled(x)) for x in (1.0, 2.0)] == [2.0, 4.0] and len(said) == 1
@@ -81,7 +81,7 @@ def test_a_program_is_compared_with_that_of_process_0_once_and_before_its_call(m
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["scores", "a step"])
 def test_programs_of_scores_and_of_smaller_batches_are_compared(what: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(same_program, "from_first", lambda work: work() | {"program": "another"})
+    monkeypatch.setattr(same_program, "run_on_process_0", lambda work: work() | {"program": "another"})
     run = SmallRun(small(parallel={"fsdp": 2, "zero": 3}, data={"batch_ramp": (RampPart(4, steps=2),)}))
     config, layout, mesh = run.config, run.step.layout, run.step.mesh
     weights, batch = layout.state_shapes.master, BatchLayout(SCORED, (2, 32)).abstract(mesh)

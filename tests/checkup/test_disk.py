@@ -54,7 +54,7 @@ def test_another_process_states_whether_it_sees_what_process_0_writes(tmp_path, 
     if shared:
         token.touch()
     monkeypatch.setattr(disk.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(disk, "from_first", lambda work: str(token))
+    monkeypatch.setattr(disk, "run_on_process_0", lambda work: str(token))
     monkeypatch.setattr(disk, "gather", lambda text: None)
     own = tmp_path / "own"
     own.mkdir()

@@ -11,7 +11,7 @@ from jaxpar.data.randomness import KeyedPermutation
 
 def listed(count: int, *key: int) -> list[int]:
     permutation = KeyedPermutation(count, *key)
-    return [permutation.at(place) for place in range(count)]
+    return [permutation.permute(place) for place in range(count)]
 
 
 @pytest.mark.parametrize("count", [*range(1, 40), 64, 65, 1000, 4097])
@@ -21,7 +21,7 @@ def test_every_number_stands_in_one_place(count):
 
 def test_numbers_of_many_digits_are_permuted():
     permutation = KeyedPermutation(10**15, 1)
-    found = [permutation.at(place) for place in (*range(1000), 10**15 - 1)]
+    found = [permutation.permute(place) for place in (*range(1000), 10**15 - 1)]
     assert len(set(found)) == 1001 and min(found) >= 0 and max(found) < 10**15
 
 

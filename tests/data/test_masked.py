@@ -138,7 +138,7 @@ def test_spans_are_those_of_the_lines_and_are_drawn_whole_at_the_rate_of_their_k
     whole, single = [], []
     for example in range(200):
         row, places = train.row(example), train.plain.places(example)
-        span = spans.at(places)
+        span = spans.span_indices(places)
         noun = (span >= 0) & (spans.kind[span] == spans.names.index("noun"))
         for one in set(span[noun].tolist()):
             mask = row["mask"][span == one]

@@ -45,7 +45,7 @@ def laid_by_blocks(stream: TokenStream, length: int, seed: int, epoch: int) -> l
             laid += [(token, part) for token, _ in parts[part]]
         cut += [laid[at : at + length + 1] for at in range(0, len(laid), length)]
     order = KeyedPermutation(rows, seed, epoch, 1)
-    return [cut[order.at(place)] for place in range(rows)]
+    return [cut[order.permute(place)] for place in range(rows)]
 
 
 def reference_row(

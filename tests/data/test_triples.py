@@ -77,12 +77,12 @@ def test_a_row_takes_the_first_triples_within_its_parts():
     weights = np.array([1, 1, 0.5, 1, 0.25], np.float32)
     # The row has the tokens 30 to 34, and then 2 to 13.
     tokens = np.array([*range(30, 35), *range(2, 14)])
-    spans, of_row = triples.in_row(tokens, weights, 6)
+    spans, of_row = triples.row_triples(tokens, weights, 6)
     inside = [[0, 1, 3, 5], [5, 6, 8, 10], [5, 6, 15, 17], [13, 14, 15, 17], [14, 15, 5, 7]]
     assert spans[:5].tolist() == inside and of_row.tolist() == [0.25, 1, 1, 0.5, 1, 0]
-    assert triples.in_row(tokens, weights, 2)[0].tolist() == inside[:2]
-    assert triples.in_row(tokens[:-1], weights, 6)[0][:3].tolist() == [inside[0], inside[1], inside[4]]
-    assert triples.in_row(tokens, weights * (np.arange(5) != 4), 6)[0][0].tolist() == inside[1]
+    assert triples.row_triples(tokens, weights, 2)[0].tolist() == inside[:2]
+    assert triples.row_triples(tokens[:-1], weights, 6)[0][:3].tolist() == [inside[0], inside[1], inside[4]]
+    assert triples.row_triples(tokens, weights * (np.arange(5) != 4), 6)[0][0].tolist() == inside[1]
 
 
 def test_lines_that_do_not_fit_are_refused(tmp_path: Path):

@@ -25,8 +25,8 @@ def after(*seconds: float, fixed: float | None = None) -> StepLimit:
     ids=["pace not known", "short", "five times the median", "first steps do not count", "became longer", "long"],
 )
 def test_how_long_a_step_may_take(seconds: list[float], limit: float):
-    assert after(*seconds).in_step_s == limit
-    assert after(*seconds).in_pause_s == max(limit, UNKNOWN_S), "one that waits for another that saves has long"
+    assert after(*seconds).step_s == limit
+    assert after(*seconds).pause_s == max(limit, UNKNOWN_S), "one that waits for another that saves has long"
 
 
 def test_a_job_of_short_steps_ends_within_a_minute():
@@ -38,7 +38,7 @@ def test_the_first_steps_from_a_checkpoint_have_long_again():
     limit.start_over()
     given = []
     for _ in range(4):
-        given.append(limit.in_step_s)
+        given.append(limit.step_s)
         limit.took(0.1)
     assert given == [UNKNOWN_S] * 3 + [LEAST_S]
 
@@ -46,4 +46,4 @@ def test_the_first_steps_from_a_checkpoint_have_long_again():
 @pytest.mark.parametrize("steps", [0, 3, 50])
 def test_what_the_user_sets_holds_from_the_first_step_to_the_last(steps: int):
     limit = after(*[100.0] * steps, fixed=7)
-    assert (limit.in_step_s, limit.in_pause_s) == (7, 7)
+    assert (limit.step_s, limit.pause_s) == (7, 7)

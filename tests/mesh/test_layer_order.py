@@ -19,7 +19,7 @@ from tests.traced import mesh_of
 
 def test_one_rank_has_all_layers_in_order():
     order = LayerOrder.from_chunks([0], [5])
-    assert order.in_order and not order.padded
+    assert order.is_ordered and not order.padded
     assert (order.stacks[ALL].rows, order.layers_per_chunk) == (5, 5)
     assert order.stacks[ALL].row_of_layer.tolist() == [0, 1, 2, 3, 4]
 
@@ -28,14 +28,14 @@ def test_chunks_that_go_round_lie_with_their_rank():
     order = LayerOrder.from_chunks(loop_placement(2, 2), (2, 2, 2, 2))
     assert order.stacks[ALL].numbers.tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert order.stacks[ALL].row_of_layer.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
-    assert not order.in_order and not order.padded
+    assert not order.is_ordered and not order.padded
 
 
 def test_short_chunks_are_padded_to_the_longest():
     order = LayerOrder.from_chunks((0, 1), (1, 3))
     assert order.stacks[ALL].numbers.tolist() == [[[0, PADDING, PADDING]], [[1, 2, 3]]]
     assert order.stacks[ALL].row_of_layer.tolist() == [0, 3, 4, 5]
-    assert order.padded and not order.in_order
+    assert order.padded and not order.is_ordered
     assert (order.stacks[ALL].rows, order.layers_per_chunk) == (6, 3)
 
 

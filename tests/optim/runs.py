@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.optim import Optimizer, OptimizerArguments, OptimizerState, make_optimizer, optimizer_arguments
-from jaxpar.optim.optimizer import by_name, by_weight
+from jaxpar.optim.optimizer import states_by_name, states_by_weight
 from tests.traced import mesh_of
 
 
@@ -23,13 +23,13 @@ def update_every_weight(
     step: jax.Array,
 ) -> tuple[Any, OptimizerState]:
     """(new master weights, new state) of trees, each weight updated by its own `WeightOptimizer`."""
-    arguments = arguments.at(step)
+    arguments = arguments.for_step(step)
     leaves, structure = jax.tree.flatten(master)
-    states = by_weight(state, structure)
+    states = states_by_weight(state, structure)
     each = zip(optimizer.weights, structure.flatten_up_to(gradients), states, leaves, strict=True)
     updated = [weight.update(gradient, own, leaf, step, arguments) for weight, gradient, own, leaf in each]
     weights, states = zip(*updated, strict=True)
-    return structure.unflatten(weights), by_name(states, structure)
+    return structure.unflatten(weights), states_by_name(states, structure)
 
 
 def shardings(mesh: Mesh, layout):

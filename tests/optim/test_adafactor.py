@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim import make_optimizer
-from jaxpar.optim.optimizer import by_weight
+from jaxpar.optim.optimizer import states_by_weight
 from tests.optim.runs import make_trees, run_optimizer
 from tests.optim.specs import experts, matrix
 from tests.traced import mesh_of
@@ -115,7 +115,7 @@ def test_four_steps_equal_optax_layer_by_layer(name, trees, runs):
 def test_a_matrix_keeps_a_mean_per_row_and_column_where_the_weight_lies():
     optimizer = make_optimizer(CONFIG, moments="float32", specs=SPECS, layout=LAYOUT)
     state = jax.eval_shape(optimizer.init, jax.tree.map(lambda spec: jnp.zeros(spec.shape), SPECS))
-    shapes = {name: by_weight(state, optimizer.structure)[sorted(SPECS).index(name)] for name in SPECS}
+    shapes = {name: states_by_weight(state, optimizer.structure)[sorted(SPECS).index(name)] for name in SPECS}
     shapes = jax.tree.map(lambda leaf: leaf.shape, shapes)
     assert shapes["heads"] == {"rows": (4, 8), "columns": (4, 4, 6)}
     assert shapes["heads_as_inputs"] == {"rows": (4, 4, 2), "columns": (4, 12)}

@@ -37,5 +37,5 @@ def test_the_step_is_the_same_throughout_the_schedule_whatever_the_optimizer():
         (one,), arguments = optimizer.weights, optimizer_arguments(config, steps=20)
         for step in (0, 15):
             zeros = jnp.zeros((2, 4))
-            weight, _ = one.update(7 * COUNTS, one.init(zeros), zeros, jnp.int32(step), arguments.at(step))
+            weight, _ = one.update(7 * COUNTS, one.init(zeros), zeros, jnp.int32(step), arguments.for_step(step))
             np.testing.assert_allclose(weight, -0.01 * jnp.sign(COUNTS - COUNTS.mean(1, keepdims=True)))

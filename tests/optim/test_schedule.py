@@ -12,7 +12,7 @@ from jaxpar.optim import optimizer_arguments
 
 def rates(points, steps=50, **config):
     config = OptimizerConfig(**{"learning_rate": 2.0, "final_fraction": 0.1, **config})
-    return [float(optimizer_arguments(config, steps).at(point).learning_rate) for point in points]
+    return [float(optimizer_arguments(config, steps).for_step(point).learning_rate) for point in points]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,6 @@ def test_muons_matrices_have_the_same_schedule_with_a_peak_of_their_own():
     config = OptimizerConfig(name="muon", schedule="linear", warmup_steps=10, **rates)
     arguments = optimizer_arguments(config, 50)
     for step in (0, 9, 19):
-        now = arguments.at(step)
+        now = arguments.for_step(step)
         assert float(now.matrix_learning_rate) == pytest.approx(2.5 * float(now.learning_rate), rel=1e-6)
     assert float(now.learning_rate) == pytest.approx(2.0 * (1 - 0.9 * 9 / 40), rel=1e-6)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxpar.precision.grouped import grouped_products, in_full_tiles
+from jaxpar.precision.grouped import grouped_products, tile_aligned_places
 from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, LARGEST, TILES, Recipe, Tiles
 from tests.gpu_compile import in_child
@@ -98,7 +98,7 @@ def test_an_exception_among_layers_that_share_a_program_is_not_quantized():
 @pytest.mark.parametrize("sizes", [(0, 5, 0), (128, 256, 16), (1, 1, 1), (390, 0, 50)])
 def test_each_expert_begins_a_tile_and_no_row_is_lost(sizes: tuple[int, ...]):
     """The last sizes are of more rows than there are: the last expert is cut off."""
-    places = in_full_tiles(jnp.array(sizes), ROWS, 128)
+    places = tile_aligned_places(jnp.array(sizes), ROWS, 128)
     own = np.asarray(places.sizes)
     kept = np.diff(np.minimum(np.cumsum((0, *sizes)), ROWS))
     np.testing.assert_array_equal(own, -(-kept // 128) * 128)

@@ -17,7 +17,7 @@ from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3
-from jaxpar.precision.scale import in_tiles
+from jaxpar.precision.scale import quantize_tiles
 from jaxpar.precision.squares import squares_of
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
 from tests.same_bits import assert_same_bits
@@ -89,7 +89,7 @@ def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
     out = split, PartitionSpec(others, *of_scales), PartitionSpec(AXES)
     codes, scales, largest = jax.jit(mapped(function, mesh_of(**case.ranks), "float32", split, out))(stack)
     rows = stack.reshape(len(stack), prod(stack.shape[1 : 1 + case.inputs]), -1)
-    wanted = in_tiles(jnp.asarray(rows), (SIZE, SIZE), E4M3)
+    wanted = quantize_tiles(jnp.asarray(rows), (SIZE, SIZE), E4M3)
     assert len(np.unique(wanted.scales)) >= 3, "squares differ"
     for own in scales:
         np.testing.assert_array_equal(own, wanted.scales)

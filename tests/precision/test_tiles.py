@@ -14,7 +14,7 @@ from jaxpar.mesh.build import mapped
 from jaxpar.precision.dense import products
 from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe
-from jaxpar.precision.scale import in_tiles
+from jaxpar.precision.scale import quantize_tiles
 from pallas_kernels.tiled_matmul.reference import numbers
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import STEP, apart
@@ -45,7 +45,7 @@ def error_of(x: np.ndarray, tile: tuple[int, int], form: str) -> np.ndarray:
 def test_codes_have_the_scale_of_their_tile_and_bfloat16_holds_what_they_stand_for(tile: tuple[int, int], form: str):
     draw = np.random.default_rng(0)
     x = (draw.normal(size=(256, 256)) * np.exp2(draw.integers(-20, 20, (256, 256)))).astype(np.float32)
-    codes = in_tiles(jnp.asarray(x), tile, form)
+    codes = quantize_tiles(jnp.asarray(x), tile, form)
     wanted = reference_scales(x, tile, form)
     np.testing.assert_array_equal(np.kron(codes.scales, np.ones(tile)), wanted)
     exact = np.asarray(codes.values, np.float64) * wanted
@@ -55,7 +55,7 @@ def test_codes_have_the_scale_of_their_tile_and_bfloat16_holds_what_they_stand_f
 
 def test_what_is_not_finite_is_not_hidden():
     x = jnp.ones((1, 256)).at[0, 130].set(jnp.inf)
-    found = np.isnan(numbers(*in_tiles(x, (1, 128), E4M3)).astype(jnp.float32))
+    found = np.isnan(numbers(*quantize_tiles(x, (1, 128), E4M3)).astype(jnp.float32))
     np.testing.assert_array_equal(found[0], np.arange(256) >= 128)
 
 
@@ -90,10 +90,10 @@ def test_each_product_is_within_the_bound_of_its_tiles(name: str):
 def test_a_split_tensor_has_the_codes_and_scales_of_the_whole(tile: tuple[int, int]):
     x = np.random.default_rng(2).normal(size=(4, 512, 256)).astype(np.float32)
     split = PartitionSpec(("replica", "fsdp"), "context", "tensor")
-    codes = lambda x: in_tiles(x, tile, E4M3)
+    codes = lambda x: quantize_tiles(x, tile, E4M3)
     mesh = mesh_of(fsdp=2, context=2, tensor=2)
     found = jax.jit(mapped(codes, mesh, "float32", split, split))(x)
-    for own, whole in zip(found, in_tiles(jnp.asarray(x), tile, E4M3), strict=True):
+    for own, whole in zip(found, quantize_tiles(jnp.asarray(x), tile, E4M3), strict=True):
         np.testing.assert_array_equal(np.asarray(own, np.float32), np.asarray(whole, np.float32))
 
 

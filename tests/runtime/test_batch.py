@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.config.axes import BATCH_AXES
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.mesh.axes import DATA_AXES
-from jaxpar.runtime.batch import FORWARD, LABELS, TOKENS, BatchLayout, Field, one_document_rows, union
+from jaxpar.runtime.batch import FORWARD, LABELS, TOKENS, BatchLayout, Field, single_document_fields, union
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
@@ -36,7 +36,7 @@ def test_the_same_field_of_two_is_one_and_two_of_a_name_are_refused():
 
 def test_a_microbatch_of_documents_is_placed():
     tokens = np.arange(8).reshape(2, 4)
-    placed = BatchLayout(FORWARD, tokens.shape).place(mesh_of(fsdp=2, context=2), one_document_rows(tokens))
+    placed = BatchLayout(FORWARD, tokens.shape).place(mesh_of(fsdp=2, context=2), single_document_fields(tokens))
     assert (np.asarray(placed["tokens"]) == tokens).all() and placed["tokens"].sharding.shard_shape((2, 4)) == (1, 2)
     assert (np.asarray(placed["positions"]) == np.arange(4)).all() and np.asarray(placed["examples"]).tolist() == [0, 1]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from jaxpar.config.checks.sizes import divides
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import OBJECTIVES
-from jaxpar.config.reading.sections import by_key
+from jaxpar.config.reading.sections import rename_keys
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config
 from jaxpar.config.schema.islands import IslandsConfig
@@ -22,8 +22,8 @@ def check_islands(config: Config) -> None:
                 f"islands.every: null, and parallel.islands is {count}; expected the steps between two exchanges with "
                 "it, for example 100, or parallel.islands: 1"
             )
-        usual = by_key("islands", asdict(IslandsConfig()))
-        for key, asked in by_key("islands", asdict(islands)).items():
+        usual = rename_keys("islands", asdict(IslandsConfig()))
+        for key, asked in rename_keys("islands", asdict(islands)).items():
             if asked != usual[key]:
                 raise UserError(f"islands.{key}: {spell(asked)} would not be used, because islands.every is null")
         return

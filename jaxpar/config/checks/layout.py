@@ -10,7 +10,7 @@ from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import key_of, kind_models
-from jaxpar.config.reading.sections import by_key
+from jaxpar.config.reading.sections import rename_keys
 from jaxpar.config.schema import Config, ParallelConfig
 from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.pages.units import plural
@@ -34,8 +34,8 @@ def check_auto(config: Config) -> None:
     """Refuse keys of the layout beside `parallel: auto`, which would not be used."""
     if config.parallel.auto:
         planned = ParallelConfig(**fixed_for_planner(config.parallel), auto=True)
-        usual = by_key("parallel", asdict(planned))
-        for key, asked in by_key("parallel", asdict(config.parallel)).items():
+        usual = rename_keys("parallel", asdict(planned))
+        for key, asked in rename_keys("parallel", asdict(config.parallel)).items():
             if asked != usual[key]:
                 raise UserError(
                     f"parallel.{key}: {asked} would not be used, because parallel: auto plans the layout; fix it with "

@@ -14,7 +14,7 @@ from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT, LossEntr
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.schema.reinforcement import RlConfig
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 
 PROMPTS, SAMPLER = "prompts", "sampler"
 """The data source whose rows are answers of the model, and what `data.routing` may be with it."""
@@ -64,7 +64,7 @@ def _check_direction(config: Config) -> None:
     """Refuse a loss of masked tokens for a causal model, others for a bidirectional one, and masking without a mask."""
     loss = config.loss
     if OBJECTIVES[loss.name].masked == config.model.causal:
-        others = one_of(key for key, entry in OBJECTIVES.items() if entry.masked)
+        others = join_or(key for key, entry in OBJECTIVES.items() if entry.masked)
         raise UserError(
             f"loss.name: {loss.name} with model.causal: {str(config.model.causal).lower()}; expected model.causal: "
             f"false, in which a token sees those after it, with loss.name: {others}, or neither"
@@ -107,7 +107,7 @@ def _check_answers(config: Config, entry: LossEntry, answers: str) -> None:
             "expected the model to begin with in run.init_from, or another reference in loss.reference"
         )
     if not DATA_SOURCES[config.data.source].pairs:
-        sources = one_of(name for name, source in DATA_SOURCES.items() if source.pairs)
+        sources = join_or(name for name, source in DATA_SOURCES.items() if source.pairs)
         raise UserError(
             f"loss.name: {name} trains on {data_of(answers)}, and data.source is {config.data.source}; expected "
             f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format {answers} made"
@@ -127,7 +127,7 @@ def check_rewards(config: Config) -> None:
     """Refuse a loss of rewards without prompts, prompts without one, and settings of `rl` that no run reads."""
     name, source, rl = config.loss.name, config.data.source, config.rl
     if OBJECTIVES[name].rewards != (source == PROMPTS):
-        losses = one_of(key for key, entry in OBJECTIVES.items() if entry.rewards)
+        losses = join_or(key for key, entry in OBJECTIVES.items() if entry.rewards)
         raise UserError(
             f"loss.name: {name} with data.source: {source}; expected data.source: {PROMPTS}, whose answers have "
             f"rewards, with loss.name: {losses}, or neither"

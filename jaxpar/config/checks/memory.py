@@ -7,7 +7,7 @@ from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.schema import Config
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 
 
 def check_offload(config: Config) -> None:
@@ -52,7 +52,7 @@ def check_weights_offload(config: Config) -> None:
             "sharded differently from the weights; expected 0 or 3"
         )
     if not OPTIMIZERS[config.optimizer.name].by_layers:
-        others = one_of(name for name, one in OPTIMIZERS.items() if one.by_layers)
+        others = join_or(name for name, one in OPTIMIZERS.items() if one.by_layers)
         raise UserError(
             f"{choice} updates weights some layers at a time, and optimizer.name: {config.optimizer.name} takes the "
             f"matrices of all layers at once; expected {others}"

@@ -11,7 +11,7 @@ from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, OPTIMIZERS
 from jaxpar.config.reading.options import options_of
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.config.spelling import did_you_mean, join_or, quoted
 
 _PATHS = {
     "prompts": "a task or a file of prompts",
@@ -65,7 +65,7 @@ def check_data(config: Config) -> None:
             readers = [name for name, source in DATA_SOURCES.items() if key in source.keys]
             raise UserError(
                 f"data.{key}: {quoted(getattr(data, key))} would not be used, because data.source is {data.source}; "
-                f"expected data.source: {one_of(readers)} with it, or {spell(getattr(unset, key))}"
+                f"expected data.source: {join_or(readers)} with it, or {spell(getattr(unset, key))}"
             )
     if "path" in keys:
         _check_path(data)

@@ -16,9 +16,9 @@ from jaxpar.config import schema
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.options import OPTIONS, declaring, record_of
-from jaxpar.config.reading.sections import NESTED, SECTIONS, by_key, config_to_dict, keys_of
+from jaxpar.config.reading.sections import NESTED, SECTIONS, config_to_dict, keys_of, rename_keys
 from jaxpar.config.reading.typed import bound_of, field_types, spell, type_names
-from jaxpar.config.spelling import one_of
+from jaxpar.config.spelling import join_or
 
 _INTRODUCTION = """\
 # Configuration
@@ -69,7 +69,7 @@ def entries() -> dict[str, list[Entry]]:
     defaults = config_to_dict(schema.Config())
     sections: dict[str, list[Entry]] = {}
     for section in SECTIONS:
-        values, sections[section] = by_key(section, defaults[section]), []
+        values, sections[section] = rename_keys(section, defaults[section]), []
         for name, annotation in keys_of(section).items():
             key, default = f"{section}.{name}", values.get(name, {})
             outer, _, field = key.rpartition(".")
@@ -141,7 +141,7 @@ def _kind(annotation: object) -> str:
     names = [_TYPES.get(name, name) for name in type_names(annotation)]
     bound = bound_of(annotation)
     if bound is None:
-        return one_of(names)
+        return join_or(names)
     words = bound.words.replace("at least", ">=").replace("above", ">")
     return ", or ".join([f"{names[0]} {words}", *names[1:]])
 

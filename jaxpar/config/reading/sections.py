@@ -14,7 +14,7 @@ from jaxpar.config.reading.aliases import MOVED, REMOVED, key_of_other_system
 from jaxpar.config.reading.options import OPTIONS, with_all_options
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
 from jaxpar.config.schema import Config, ModelConfig, OptimizerConfig
-from jaxpar.config.spelling import cut, did_you_mean, one_of, quoted
+from jaxpar.config.spelling import cut, did_you_mean, join_or, quoted
 
 SECTIONS: dict[str, type] = field_types(Config)
 """Section name to its dataclass, in the order of the schema."""
@@ -44,7 +44,7 @@ def keys_of(section: str) -> dict[str, Any]:
     return {f"{name}.{part}" if part else name: kind for name, parts in keys.items() for part, kind in parts.items()}
 
 
-def by_key(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def rename_keys(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a section under the names that `keys_of` has."""
     parts = {key: value if f"{section}.{key}" in BY_MEMBER else {"": value} for key, value in values.items()}
     return {f"{key}.{part}" if part else key: one for key, inner in parts.items() for part, one in inner.items()}
@@ -125,7 +125,7 @@ def check_value(section: str, key: str, value: object) -> Any:
     name = f"{section}.{key}"
     if name in WORDS and not isinstance(value, Mapping):
         if not isinstance(value, str) or value not in WORDS[name]:
-            raise UserError(f"{name}: expected {one_of(WORDS[name])} or a mapping, got {shown(value)}")
+            raise UserError(f"{name}: expected {join_or(WORDS[name])} or a mapping, got {shown(value)}")
         value = WORDS[name][value]
     value = written_value(name, value, check_key(section, key), name in NESTED)
     if (section, key) == ("model", "preset") and value is not None and value not in PRESETS:
@@ -177,7 +177,7 @@ def config_difference(old: Config, new: Config) -> list[str]:
     before, after = (config_to_dict(with_all_options(config)) for config in (old, new))
     lines = []
     for section in before:
-        values, now = by_key(section, before[section]), by_key(section, after[section])
+        values, now = rename_keys(section, before[section]), rename_keys(section, after[section])
         for key in dict.fromkeys((*values, *now)):
             if values.get(key, now) != now.get(key, values):
                 lines.append(f"{section}.{key}: {_spelled(key, values)} -> {_spelled(key, now)}")

@@ -18,7 +18,7 @@ from jaxpar.config.bounds import Bound
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import MembersOf
 from jaxpar.config.reading.aliases import MOVED, REMOVED
-from jaxpar.config.spelling import cut, did_you_mean, one_of, printable
+from jaxpar.config.spelling import cut, did_you_mean, join_or, printable
 
 LARGEST = 2**63
 """Whole numbers must be below it, and above its negative."""
@@ -58,7 +58,7 @@ def _is_record(annotation: Any) -> bool:
 
 def type_name(annotation: Any) -> str:
     """An annotation in words, for errors and the reference: `a whole number or null`, `rmsnorm or layernorm`."""
-    return one_of(type_names(annotation))
+    return join_or(type_names(annotation))
 
 
 def type_names(annotation: Any) -> list[str]:

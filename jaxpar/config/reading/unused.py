@@ -11,10 +11,10 @@ from typing import Any
 from jaxpar.config.mappings.matmul import OF_TILES, WITH_HISTORY
 from jaxpar.config.parts import OBJECTIVES, OPTIMIZERS
 from jaxpar.config.reading.options import readers, record_of, same_option
-from jaxpar.config.reading.sections import SECTIONS, Written, by_key, with_values
+from jaxpar.config.reading.sections import SECTIONS, Written, rename_keys, with_values
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, OptimizerConfig
-from jaxpar.config.spelling import one_of
+from jaxpar.config.spelling import join_or
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ _OWNERS = (
         "name",
         ("matrix_learning_rate",),
         lambda name: OPTIMIZERS[name].matrix_rate,
-        one_of(name for name, one in OPTIMIZERS.items() if one.matrix_rate),
+        join_or(name for name, one in OPTIMIZERS.items() if one.matrix_rate),
     ),
     _Owner("precision", "matmul", ("matmul_options",), lambda recipe: recipe is not None, "a recipe"),
     _Owner(
@@ -63,18 +63,18 @@ _OWNERS = (
         "matmul",
         ("matmul_options.history",),
         lambda recipe: recipe in (None, *WITH_HISTORY),
-        one_of(WITH_HISTORY),
+        join_or(WITH_HISTORY),
     ),
     _Owner(
         "precision",
         "matmul",
         ("matmul_options.backend",),
         lambda recipe: recipe in (None, *OF_TILES),
-        one_of(OF_TILES),
+        join_or(OF_TILES),
         also=_multiplies_experts,
     ),
     *(
-        _Owner("loss", "name", (key,), lambda name, key=key: key in OBJECTIVES[name].keys, one_of(_readers(key)))
+        _Owner("loss", "name", (key,), lambda name, key=key: key in OBJECTIVES[name].keys, join_or(_readers(key)))
         for key in dict.fromkeys(key for entry in OBJECTIVES.values() for key in entry.keys)
     ),
     _Owner("lora", "rank", ("alpha", "targets"), lambda rank: rank is not None, "a number"),
@@ -131,7 +131,7 @@ def _unused_options(optimizer: OptimizerConfig) -> Iterator[Unused]:
         names = readers(key)
         if names and optimizer.name not in names:
             default = getattr(record_of(names[0])(), key)
-            yield Unused("optimizer", f"options.{key}", value, default, "name", optimizer.name, one_of(names))
+            yield Unused("optimizer", f"options.{key}", value, default, "name", optimizer.name, join_or(names))
 
 
 def without_unused(config: Config, overrides: Written, before: OptimizerConfig) -> Config:
@@ -143,7 +143,7 @@ def without_unused(config: Config, overrides: Written, before: OptimizerConfig) 
     config = _with_options_of_name(config, overrides.get("optimizer", {}), before)
     for unused in _unused_keys(config):
         overridden = overrides.get(unused.section, {})
-        if unused.owner in overridden and unused.key not in overridden | by_key(unused.section, overridden):
+        if unused.owner in overridden and unused.key not in overridden | rename_keys(unused.section, overridden):
             _warn(unused.section, unused.key, unused.value, unused.owner, unused.chosen)
             section = with_values(getattr(config, unused.section), _nested(unused.key, unused.default))
             config = replace(config, **{unused.section: section})

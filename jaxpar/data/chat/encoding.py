@@ -55,8 +55,8 @@ class ChatEncoder:
         self._tokenizer = _for_chat(tokenizer)
         self._renderer = Renderer(template, today)
         added = self._tokenizer.get_added_tokens_decoder().values()
-        self._special = _one_of([one.content for one in added if one.special])
-        self._added = _one_of([one.content for one in added])
+        self._special = _any_text_pattern([one.content for one in added if one.special])
+        self._added = _any_text_pattern([one.content for one in added])
 
     def rendered(self, conversation: Conversation, prompt: int = 0) -> Rendered:
         """A conversation rendered as text. Raises `Unusable` where it cannot be used.
@@ -210,7 +210,7 @@ def _are_no_tokens(markers: Sequence[str]) -> str:
     return f"{'is' if len(markers) == 1 else 'are'} not among the tokenizer's special tokens"
 
 
-def _one_of(texts: Sequence[str]) -> re.Pattern[str] | None:
+def _any_text_pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
     """A pattern for any of some texts, the longest first; None for no text."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
 

@@ -67,18 +67,18 @@ class Renderer:
 
     def rendered(self, conversation: Conversation) -> Rendered:
         """Render a conversation. Raises `Unusable` where the template refuses it."""
-        answer = self._asked(conversation.request() | {"prompt": False})
+        answer = self._reply(conversation.request() | {"prompt": False})
         return Rendered(answer["text"], [(first, last) for first, last in answer["ranges"]])
 
     def prompt(self, messages: Sequence[dict[str, object]]) -> str:
         """The messages and the beginning of the assistant's turn. Raises `Unusable` where the template refuses them."""
-        return self._asked({"messages": list(messages), "prompt": True})["text"]
+        return self._reply({"messages": list(messages), "prompt": True})["text"]
 
     def close(self) -> None:
         """End the process."""
         self._finalizer()
 
-    def _asked(self, request: dict[str, object]) -> dict[str, Any]:
+    def _reply(self, request: dict[str, object]) -> dict[str, Any]:
         """The answer of the process, of a new one where the last one ended. Raises `UserError` where it ends."""
         if self._finalizer.alive and self._process.poll() is not None:
             self._finalizer()
@@ -98,14 +98,14 @@ class Renderer:
         except BrokenPipeError:
             line = ""
         if not line.endswith("\n"):
-            raise UserError(f"{self._template.words}: {_why_ended(process.wait())}")
+            raise UserError(f"{self._template.words}: {_exit_reason(process.wait())}")
         answer = json.loads(line)
         if "refused" in answer:
             raise Unusable(f"the chat template does not render it: {cut(printable(answer['refused']), 200)}")
         return answer
 
 
-def _why_ended(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code == -signal.SIGPROF:
         return f"the chat template took more than {SECONDS:g} seconds of processor time; expected one that ends"
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

@@ -85,11 +85,14 @@ def templates_beside(folder: Path) -> dict[str, ChatTemplate]:
         return templates
     for file, values in ((folder / CHAT, config), (folder / _LEGACY, _read_config(folder / _LEGACY))):
         if (source := values.get(_SOURCE)) is not None:
-            return {name: ChatTemplate(text, variables, named(file)) for name, text in _by_name(source, file).items()}
+            return {
+                name: ChatTemplate(text, variables, named(file))
+                for name, text in _templates_by_name(source, file).items()
+            }
     return {}
 
 
-def _by_name(source: object, file: Path) -> dict[str, str]:
+def _templates_by_name(source: object, file: Path) -> dict[str, str]:
     """The templates of a file of JSON: a text, or several by name, as a mapping or a list of `name` and `template`."""
     if isinstance(source, list):
         entries = [one for one in source if isinstance(one, dict) and isinstance(one.get("name"), str)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import ANSWERS_FORMATS, CHAT_FORMAT
-from jaxpar.config.spelling import one_of
+from jaxpar.config.spelling import join_or
 from jaxpar.data.prepare.choice import Choice
 from jaxpar.data.tokens.tokenizer_file import END_NAMES
 
@@ -77,7 +77,7 @@ class Options:
                 "`prompt`, `completion` and `label`"
             )
         if self.format not in CHAT_FORMATS and self.chat_template is not None:
-            raise UserError(f"--chat-template is for conversations: expected --format {one_of(CHAT_FORMATS)} with it")
+            raise UserError(f"--chat-template is for conversations: expected --format {join_or(CHAT_FORMATS)} with it")
         self.choice.check()
         self._check_numbers()
 

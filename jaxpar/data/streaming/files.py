@@ -53,7 +53,7 @@ def find_files(path: str, key: str, text_key: str) -> list[Input]:
         UserError: there are none, one has another format, or the first of lines lacks the key.
     """
     folder = None if glob.has_magic(path) else local_path(path, key)
-    names = _in_folder(folder, key) if folder is not None and folder.is_dir() else [path]
+    names = _list_folder(folder, key) if folder is not None and folder.is_dir() else [path]
     files = find_inputs(names, None, None, key)
     for file in files:
         if file.format not in FORMATS:
@@ -65,7 +65,7 @@ def find_files(path: str, key: str, text_key: str) -> list[Input]:
     return files
 
 
-def _in_folder(folder: Path, key: str) -> list[str]:
+def _list_folder(folder: Path, key: str) -> list[str]:
     names = []
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -98,7 +98,7 @@ class Blocks:
         of_lane = sum(file.bytes for file in files) // lanes
         least = -(-2 * lanes // len(files))
         shares = [max(least, -(-file.bytes // _block_bytes(file, of_lane))) for file in files]
-        self._shares = [min(share, _most_shares(file)) for share, file in zip(shares, files, strict=True)]
+        self._shares = [min(share, _max_shares(file)) for share, file in zip(shares, files, strict=True)]
         self._stops = np.cumsum(self._shares)
         if len(self) < 2 * lanes:
             raise UserError(
@@ -124,7 +124,7 @@ def _block_bytes(file: Input, of_lane: int) -> int:
     return max(1, min(most, of_lane // blocks))
 
 
-def _most_shares(file: Input) -> int:
+def _max_shares(file: Input) -> int:
     if file.compression is None:
         return sys.maxsize
     return max(-(-file.bytes // PACKED_BLOCK_BYTES), PACKED_READ_BYTES // max(file.bytes, 1))

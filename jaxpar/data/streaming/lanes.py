@@ -63,7 +63,7 @@ class BlockOrder:
 
     def task(self, lane: int, epoch: int, index: int) -> BlockTask:
         """A block of a lane."""
-        block = KeyedPermutation(len(self.blocks), self.seed, epoch, _BLOCKS).at(index * self.lanes + lane)
+        block = KeyedPermutation(len(self.blocks), self.seed, epoch, _BLOCKS).permute(index * self.lanes + lane)
         return BlockTask(self.blocks[block], self.validation_fraction, order=(self.seed, epoch, _DOCUMENTS, block))
 
     def after(self, lane: int, epoch: int, index: int) -> tuple[int, int]:

@@ -157,7 +157,7 @@ def first_documents(
     The blocks are in a random order, so that a few of them are of all files.
     """
     order = KeyedPermutation(len(blocks), 0)
-    left = (BlockTask(blocks[order.at(index)], validation_fraction, validation) for index in range(len(blocks)))
+    left = (BlockTask(blocks[order.permute(index)], validation_fraction, validation) for index in range(len(blocks)))
     futures = deque(workers.submit(task) for task in islice(left, 2 * workers.count))
     parts, starts, size = [], [], 0
     while futures and size < tokens:

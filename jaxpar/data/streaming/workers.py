@@ -81,7 +81,7 @@ def _hand_out(form: TokenForm, process: subprocess.Popen[bytes], pipe: Connectio
             pipe.send(task)
             kind, answer = pipe.recv()
         except (EOFError, OSError):
-            future.set_exception(UserError(_why(process.wait())))
+            future.set_exception(UserError(_exit_reason(process.wait())))
             continue
         except Exception as error:  # else the run would wait for it without end
             future.set_exception(error)
@@ -92,7 +92,7 @@ def _hand_out(form: TokenForm, process: subprocess.Popen[bytes], pipe: Connectio
             future.set_exception(UserError(answer) if kind == "user" else RuntimeError(f"a worker failed:\n{answer}"))
 
 
-def _why(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code < 0:
         how = f"by {signal.Signals(-code).name}" + (", as when memory runs out" if -code == signal.SIGKILL else "")
     else:

@@ -41,7 +41,7 @@ def blocks_in(size: int) -> int:
     return -(-size // BLOCK_BYTES)
 
 
-def as_sums(raw: bytes) -> UInt8[np.ndarray, "blocks sum_bytes"]:
+def parse_sums(raw: bytes) -> UInt8[np.ndarray, "blocks sum_bytes"]:
     """The sums of a file's blocks, one after the other, as rows."""
     return np.frombuffer(raw, np.uint8).reshape(-1, SUM_BYTES)
 

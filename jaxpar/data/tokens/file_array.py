@@ -45,9 +45,9 @@ class FileArray:
             first, last, step = index.indices(len(self))
             assert step == 1, "slices are without a step"
             return self.between(first, max(first, last))
-        return self.at(index)
+        return self.read_at(index)
 
-    def at(self, places: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
+    def read_at(self, places: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
         """The values at some places, each run of successive ones read at once."""
         size, descriptor, pread = self.dtype.itemsize, self._descriptor, os.pread
         bounds = [0, *(np.flatnonzero(places[1:] != places[:-1] + 1) + 1).tolist(), len(places)]

@@ -86,7 +86,7 @@ class NGrams:
         rows, places = rows[fresh], places[fresh]
         self._matched[rows[self._alike(places, tokens, self._firsts[rows])]] = True
 
-    def any_in(self, tokens: np.ndarray) -> bool:
+    def contains_any(self, tokens: np.ndarray) -> bool:
         """Whether some tokens have one of the n-grams."""
         if not len(self._hashes):
             return False

@@ -31,12 +31,12 @@ class CheckedTokens:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
+    def read_at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
         """The tokens at some places. Raises `UserError` when they lie in a damaged block."""
         blocks = (self._tokens.offset + places * self._tokens.dtype.itemsize) // BLOCK_BYTES
         if not self._checked[blocks].all():
             self._check(np.unique(blocks))
-        return self._tokens.at(places)
+        return self._tokens.read_at(places)
 
     def between(self, first: int, last: int) -> UInt[np.ndarray, " n"]:
         """The tokens from `first` up to, not including, `last`. Raises `UserError` when a block is damaged."""
@@ -90,7 +90,7 @@ class ShardedTokens:
             first, last, step = index.indices(len(self))
             assert step == 1, "slices are without a step"
             return self._between(first, max(first, last))
-        return self._at(index)
+        return self._read_at(index)
 
     def _between(self, first: int, last: int) -> UInt[np.ndarray, " n"]:
         low, high = np.searchsorted(self._stops, [first, max(first, last - 1)], side="right")
@@ -101,7 +101,7 @@ class ShardedTokens:
             parts.append(shard.between(max(first - begin, 0), min(last - begin, len(shard))))
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
 
-    def _at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
+    def _read_at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
         if len(places):
             low, high = np.searchsorted(self._stops, [places.min(), places.max()], side="right")
             if low == high:  # As is usual: the tokens of a row are near each other.

@@ -22,7 +22,7 @@ class Spans(NamedTuple):
     """Index of its kind among `names`."""
     names: tuple[str, ...]
 
-    def at(self, tokens: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+    def span_indices(self, tokens: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """The span of each token of the stream, -1 without one."""
         span = np.searchsorted(self.first, tokens, side="right") - 1
         return np.where((span >= 0) & (tokens < np.append(self.stop, 0)[span]), span, -1)

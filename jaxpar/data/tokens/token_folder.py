@@ -20,7 +20,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
-from jaxpar.data.tokens.digests import as_sums, digest
+from jaxpar.data.tokens.digests import digest, parse_sums
 from jaxpar.data.tokens.document_starts import DocumentStarts, ShardStarts
 from jaxpar.data.tokens.file_array import FileArray
 from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
@@ -147,7 +147,7 @@ def _values(folder: Path, file: File, count: int, kind: str, limit: int) -> Chec
         )
     offset = file.bytes - count * dtype.itemsize
     in_file = FileArray(path, offset=offset, count=count, dtype=dtype)
-    values = CheckedTokens(in_file, sums=as_sums(sums), limit=limit)
+    values = CheckedTokens(in_file, sums=parse_sums(sums), limit=limit)
     values.between(0, 1)  # Checks the block that holds the header.
     if in_file.raw(0, offset) != npy_header(dtype, count):
         raise UserError(f"{path} is not a .npy file of {count} values of {kind}")

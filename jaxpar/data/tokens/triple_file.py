@@ -27,7 +27,7 @@ class Triples(NamedTuple):
     """Edges of the knowledge graph from the head to the tail, from 1."""
     names: tuple[str, ...]
 
-    def in_row(
+    def row_triples(
         self, tokens: Int64[np.ndarray, " n"], weights: Float32[np.ndarray, " triples"], most: int
     ) -> tuple[Int32[np.ndarray, "most four"], Float32[np.ndarray, " most"]]:
         """The first `most` triples with both spans in a row, by indices in it, and their weights; zeros are none.

@@ -36,9 +36,9 @@ class MixtureFunctions(GenerationFunctions):
 
     mixing: Mixing = field(kw_only=True)
 
-    def by_block(self, value: Callable[[Any], Any]) -> Any:
+    def map_blocks(self, value: Callable[[Any], Any]) -> Any:
         """A value of each block of each model, and of the router."""
-        return {MODELS: [super().by_block(value)] * self.mixing.models, ROUTER: value(RouterCache())}
+        return {MODELS: [super().map_blocks(value)] * self.mixing.models, ROUTER: value(RouterCache())}
 
     def after_prompts(
         self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"]

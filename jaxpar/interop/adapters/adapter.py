@@ -79,7 +79,7 @@ class Adapter:
         return max((a.shape[-1] for a, _ in self.factors.values()), default=1)
 
 
-def by_matrix(factors: Iterable[tuple[tuple[str, int], Pair]], where: str) -> dict[tuple[str, int], Pair]:
+def group_by_matrix(factors: Iterable[tuple[tuple[str, int], Pair]], where: str) -> dict[tuple[str, int], Pair]:
     """Factors by the names and layers of their matrices.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
-from jaxpar.config.spelling import cut, named, one_of, printable, quoted
+from jaxpar.config.spelling import cut, join_or, named, printable, quoted
 from jaxpar.interop.adapters.expert_factors import check_targets
 
 CONFIG = "adapter_config.json"
@@ -59,7 +59,7 @@ def config_of(folder: Path, key: str) -> tuple[Mapping[str, object], Scales]:
     for name, value in config.items():
         values = PLAIN.get(name, OFF)
         if name not in FREE and not any(value == one and type(value) is type(one) for one in values):
-            expected, name = one_of(map(repr, values)), printable(cut(name, 60))
+            expected, name = join_or(map(repr, values)), printable(cut(name, 60))
             raise UserError(f"{key}: {named(file)}: {name} is {quoted(value, 60)}; expected {expected}")
     for name, every in (("lora_alpha", [config.get("lora_alpha")]), ("alpha_pattern", _alphas(config).values())):
         if not all(isinstance(alpha, (int, float)) and abs(alpha) <= LARGEST_ALPHA for alpha in every):

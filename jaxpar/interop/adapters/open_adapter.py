@@ -19,7 +19,7 @@ from jaxpar.interop.adapters.adapter import (
     MergedAdapter,
     Pair,
     StoredPair,
-    by_matrix,
+    group_by_matrix,
     stack_of,
 )
 from jaxpar.interop.adapters.adapter_config import CONFIG, config_of
@@ -64,7 +64,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
     folder = local_model(path, key)
     _check_model(base.model, key)
     if (folder / CONFIG).exists():
-        factors = by_matrix(_file_factors(folder, base, key), f"{key}: {named(folder)}")
+        factors = group_by_matrix(_file_factors(folder, base, key), f"{key}: {named(folder)}")
     else:
         source = open_source(path, key)
         if not isinstance(source, AdaptedWeights):
@@ -73,7 +73,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
                 "run with lora.rank"
             )
         check_base(base, source.factors.facts, f"{key}: {named(folder)}")
-        factors = by_matrix(_run_factors(source), f"{key}: {named(folder)}")
+        factors = group_by_matrix(_run_factors(source), f"{key}: {named(folder)}")
     for weight, _ in factors:
         if weight not in _adaptable(base.model):
             raise UserError(

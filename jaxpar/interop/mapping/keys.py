@@ -11,7 +11,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.sections import keys_of
 from jaxpar.config.reading.typed import checked
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import join_or, quoted
 
 REQUIRED = object()
 """Default of a required key."""
@@ -39,9 +39,9 @@ class HFConfig:
 
     def typed(self, key: str, ours: str, default: object = None) -> Any:
         """The same, checked to be of the type and in the range of our key `model.<ours>`."""
-        return self.in_range(key, self.get(key, default), ours)
+        return self.checked_value(key, self.get(key, default), ours)
 
-    def in_range(self, key: str, value: object, ours: str) -> Any:
+    def checked_value(self, key: str, value: object, ours: str) -> Any:
         """A value of `key`, checked to be of the type and in the range of our key `model.<ours>`."""
         return checked(f"{self.file}: {key}", value, keys_of("model")[ours])
 
@@ -222,7 +222,7 @@ class Only:
     def read(self, hf_config: HFConfig) -> dict[str, object]:
         value = hf_config.get(self.theirs)
         if value is not None and value not in self.values:
-            raise hf_config.refusal(self.theirs, value, one_of([str(value) for value in self.values]))
+            raise hf_config.refusal(self.theirs, value, join_or([str(value) for value in self.values]))
         return {}
 
     def write(self, model: ModelConfig) -> dict[str, object]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import one_of
+from jaxpar.config.spelling import join_or
 from jaxpar.interop.mapping.keys import HFConfig
 
 LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
@@ -70,7 +70,7 @@ def layer_types(
         raise hf_config.refusal("layer_types", types, f"a list of {layers}, one for each layer")
     for one in types:
         if one not in known:
-            raise hf_config.refusal("layer_types", one, one_of(known))
+            raise hf_config.refusal("layer_types", one, join_or(known))
     return types
 
 

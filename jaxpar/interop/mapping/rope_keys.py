@@ -190,7 +190,7 @@ def _temperature(
     key, scale = hf_config.agreed_of(scales) or (next(iter(scales)), None)
     if scale == 0 and scale is not False:
         return None
-    length = hf_config.in_range(LENGTH, rotary["original_length"], "rope.original_length")
+    length = hf_config.checked_value(LENGTH, rotary["original_length"], "rope.original_length")
     return AttentionTemperature(length, HFConfig(hf_config.file, {key: scale}).positive(key, None))
 
 
@@ -209,10 +209,10 @@ def _rotary(
     """Our keys of `rope`, from the key of their base and the mappings that state something about them."""
     stated_base = _agreed(hf_config, theta, "rope_theta", mappings)
     share = _agreed(hf_config, _PARTIAL, _PARTIAL, mappings)
-    ours: dict[str, object] = {"base": hf_config.in_range(*stated_base, "rope.base") if stated_base else base}
+    ours: dict[str, object] = {"base": hf_config.checked_value(*stated_base, "rope.base") if stated_base else base}
     ours |= _scaling_of(hf_config, mappings, scalings)
     if partial is not None:
-        ours["partial"] = hf_config.in_range(*share, "rope.partial") if share else partial
+        ours["partial"] = hf_config.checked_value(*share, "rope.partial") if share else partial
     elif share and share[1] not in (1, 1.0):
         raise hf_config.refusal(*share, "1: all of each head rotates")
     return ours

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
-from jaxpar.config.spelling import named, one_of, quoted
+from jaxpar.config.spelling import join_or, named, quoted
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.sources.tensor_files import DTYPES, Stored, TensorFiles
 
@@ -127,5 +127,5 @@ class BitsAndBytesFiles(TensorFiles):
                 description = "missing" if stored is None else f"{stored.dtype} {list(stored.shape)}"
                 raise UserError(
                     f"{named(file)}: the tensor {quoted(stem + part, 120)} is {description}; expected "
-                    f"{one_of(dtypes)} {list(shape)}, for a matrix {list(matrix.shape)} in blocks of {matrix.block}"
+                    f"{join_or(dtypes)} {list(shape)}, for a matrix {list(matrix.shape)} in blocks of {matrix.block}"
                 )

@@ -52,7 +52,7 @@ class SavedWeights:
     def __init__(self, path: Path):
         self.path = path
         self._checkpoint = (_complete(path) if (path / manifest.MANIFEST).exists() else _newest(path)).absolute()
-        self.facts = facts = processes.from_first(lambda: read_facts(self._checkpoint))
+        self.facts = facts = processes.run_on_process_0(lambda: read_facts(self._checkpoint))
         self.config = saved_config(facts, self._checkpoint)
         self._hf = facts.get(HF_FACTS)
         if self._hf is not None and self._hf["family"] not in FAMILIES:
@@ -73,7 +73,7 @@ class SavedWeights:
     @property
     def digest(self) -> str:
         """Digest of the manifest, which has the digests of all files."""
-        return processes.from_first(lambda: sha256(manifest.read(self._checkpoint).text).hexdigest())
+        return processes.run_on_process_0(lambda: sha256(manifest.read(self._checkpoint).text).hexdigest())
 
     @property
     def model(self) -> ModelConfig:

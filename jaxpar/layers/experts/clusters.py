@@ -31,7 +31,7 @@ def clustering_of(experts: ExpertsConfig, key: str = "model.experts") -> Cluster
     return record_from_plain(Clustering, experts.clusters, f"{key}.clusters") if experts.clusters else None
 
 
-def as_sent(experts: ExpertsConfig) -> tuple[ExpertsConfig, float]:
+def exchanged_experts(experts: ExpertsConfig) -> tuple[ExpertsConfig, float]:
     """(experts as the exchange sees them, rows of each token that it may send to several ranks): clusters have one
     expert each."""
     clustering = clustering_of(experts)
@@ -105,7 +105,7 @@ def clustered(
     of_one = Routing(indices, jnp.ones(indices.shape, jnp.float32), {})
     centroids = centroids_of(clusters, x)
     rows, valid = interleaved(centroids, slices), indices[:, 0] != NO_EXPERT
-    results, handled, rounds = send(rows, of_one, valid, as_sent(experts)[0])
+    results, handled, rounds = send(rows, of_one, valid, exchanged_experts(experts)[0])
     results = interleaved(results, room // slices)
     y = restored(clusters, x, routing.weights, centroids, results, clustering.residual)
     number_of = lambda there: jnp.sum(there).astype(jnp.float32)
@@ -222,7 +222,7 @@ def _sums(
         return a[0] | b[0], jnp.where(b[0][:, None], b[1], a[1] + b[1])
 
     _, totals = lax.associative_scan(combine, (begins, rows))
-    return _at(totals, last)
+    return _take(totals, last)
 
 
 @jax.custom_vjp
@@ -231,10 +231,10 @@ def _members(
 ) -> Float[Array, "assignments embed"]:
     """The value of each assignment's cluster."""
     del last
-    return _at(values, cluster)
+    return _take(values, cluster)
 
 
-def _at(x: jax.Array, places: jax.Array) -> jax.Array:
+def _take(x: jax.Array, places: jax.Array) -> jax.Array:
     return jnp.where((places >= 0)[:, None], x[jnp.maximum(places, 0)], 0)
 
 

@@ -19,11 +19,11 @@ from jaxpar.layers.experts.rows import (
     Lists,
     Places,
     Window,
-    by_expert,
-    by_expert_of_tokens,
-    by_rank,
     collect,
+    lists_by_rank,
     places_of_list,
+    sort_by_expert,
+    sort_tokens_by_expert,
     spread,
     without_list,
 )
@@ -92,7 +92,7 @@ class AllToAll(Exchange):
 
     def lists(self, indices: Int[Array, "tokens chosen"], valid: Bool[Array, " tokens"]) -> Lists:
         """A list for each rank, of this rank's tokens."""
-        return by_rank(indices, valid, self.ranks, self.experts, self.room, self.rows)
+        return lists_by_rank(indices, valid, self.ranks, self.experts, self.room, self.rows)
 
     def announce(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> Places:
         """From what other ranks announce, in one message for all slices: for each slot its weight, and its expert and
@@ -108,7 +108,7 @@ class AllToAll(Exchange):
         came = self._joined(sent.reshape(self.ranks, -1)).reshape(-1, slices, slots, 2).swapaxes(0, 1)
         code = lax.bitcast_convert_type(came[..., 1], jnp.int32) - _BITS_OF_ONE
         expert, row = (jnp.where(code >= 0, value, NONE) for value in (code // self.rows, code % self.rows))
-        sort = partial(by_expert, rows=self.rows, each=self.experts, copies=min(gates.shape[2], self.experts))
+        sort = partial(sort_by_expert, rows=self.rows, each=self.experts, copies=min(gates.shape[2], self.experts))
         return jax.vmap(sort)(expert, row, came[..., 0])
 
     def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, Places | None]:
@@ -150,12 +150,14 @@ class AllGather(Exchange):
         """One list, of all tokens for this rank's experts."""
         local = gather_tokens(indices) - lax.axis_index("expert") * self.experts
         here = gather_tokens(valid)[:, None] & (local >= 0) & (local < self.experts)
-        return by_rank(jnp.where(here, local, self.experts), here.any(axis=1), 1, self.experts, self.room, self.rows)
+        return lists_by_rank(
+            jnp.where(here, local, self.experts), here.any(axis=1), 1, self.experts, self.room, self.rows
+        )
 
     def announce(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> Places:
         """From the weights of all tokens."""
         gathered = gather_tokens(gates.swapaxes(0, 1)).swapaxes(0, 1)
-        return jax.vmap(partial(by_expert_of_tokens, each=self.experts))(window, gathered)
+        return jax.vmap(partial(sort_tokens_by_expert, each=self.experts))(window, gathered)
 
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
         """The tokens of all ranks."""

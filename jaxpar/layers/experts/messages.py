@@ -11,7 +11,7 @@ from math import ceil, prod
 from typing import Literal, NamedTuple
 
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.layers.experts.clusters import as_sent
+from jaxpar.layers.experts.clusters import exchanged_experts
 from jaxpar.layers.experts.routers import groups_of
 from jaxpar.mesh.quantized.blocks import row_bytes
 
@@ -124,11 +124,11 @@ def row_room(tokens: int, room: int, experts: ExpertsConfig, ranks: int, capacit
 
 def rows_to_send(experts: ExpertsConfig) -> float:
     """Rows that are sent, for each of a rank's tokens, before one is sent to several ranks: clusters or the token."""
-    return as_sent(experts)[1]
+    return exchanged_experts(experts)[1]
 
 
 def rows_for_ranks(experts: ExpertsConfig, capacity: float, expert: int) -> float:
     """Rows that a round has room for on all expert ranks together, for each of a rank's tokens, before each rank's are
     rounded up to `ALIGN`."""
-    seen, rows = as_sent(experts)
+    seen, rows = exchanged_experts(experts)
     return rows * min(expert, seen.per_token * min(capacity, expert), capacity * ranks_per_token(seen, expert))

@@ -195,7 +195,7 @@ def _add_later_rounds(layer: Layer, inputs: Inputs, lists: Lists, sums: Any, cou
 
     def step(index: jax.Array, window: Window, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y, handled = carry
-        result = _later_round(layer, window, inputs.w, _at(x, index), _at(gates, index))
+        result = _later_round(layer, window, inputs.w, _slice_at(x, index), _slice_at(gates, index))
         return _with_added(y, result, index), handled + jnp.sum(window.assignments >= 0)
 
     y, handled = _rest(layer.exchange, lists, rounds, step, (y, handled))
@@ -217,7 +217,7 @@ def _backward(layer: Layer, saved: tuple[Any, ...], cotangents: Any) -> tuple[In
 
     def step(index: jax.Array, window: Window, total: Any) -> Any:
         once = jax.checkpoint(partial(_later_round, layer, window), prevent_cse=False)
-        dw, dx, dgates = jax.vjp(once, inputs.w, _at(x, index), _at(gates, index))[1](_at(dy, index))
+        dw, dx, dgates = jax.vjp(once, inputs.w, _slice_at(x, index), _slice_at(gates, index))[1](_slice_at(dy, index))
         weights = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total[0].weights, dw.weights)
         observed = jax.tree.map(jnp.maximum, total[0].observed, dw.observed)
         return Operands(weights, observed), _with_added(total[1], dx, index), _with_added(total[2], dgates, index)
@@ -238,7 +238,7 @@ def _rest(exchange: Exchange, lists: Lists, rounds: jax.Array, step: Callable[..
 
     def run(turn: jax.Array, carry: Any) -> Any:
         index, round = turn % slices, 1 + turn // slices
-        window = window_of(_at(lists, index), round, exchange.rows, exchange.rows)
+        window = window_of(_slice_at(lists, index), round, exchange.rows, exchange.rows)
         return vary(step(index, window, carry))
 
     with jax.named_scope(FURTHER_ROUNDS):
@@ -254,11 +254,11 @@ def _later_round(
     return layer.exchange.combine(window, layer.received(w, places, layer.exchange.dispatch(window, x)))
 
 
-def _at(stack: Any, index: jax.Array) -> Any:
+def _slice_at(stack: Any, index: jax.Array) -> Any:
     """The arrays of one slice."""
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), stack)
 
 
 def _with_added(stack: jax.Array, part: jax.Array, index: jax.Array) -> jax.Array:
     """`stack` with `part` added to the array of one slice."""
-    return lax.dynamic_update_index_in_dim(stack, _at(stack, index) + part.astype(stack.dtype), index, 0)
+    return lax.dynamic_update_index_in_dim(stack, _slice_at(stack, index) + part.astype(stack.dtype), index, 0)

@@ -41,7 +41,7 @@ def softmax_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, op
     """The k largest probabilities are the weights, which add up to less than 1 (OLMoE, arXiv:2409.02060), times `scale`
     (DeepSeek-V2, arXiv:2405.04434)."""
     probabilities = jax.nn.softmax(logits)
-    indices = selected(state, _in_groups(logits, options, probabilities, options.group_best), experts.per_token)
+    indices = selected(state, _mask_groups(logits, options, probabilities, options.group_best), experts.per_token)
     return Routing(indices, options.scale * chosen(probabilities, indices), {"probabilities": probabilities})
 
 
@@ -49,7 +49,7 @@ def top_k_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, op
     """The weights are the softmax of the k largest logits (Mixtral, arXiv:2401.04088), times `scale`; normalising the k
     largest probabilities gives the same (Qwen3)."""
     probabilities = jax.nn.softmax(logits)
-    indices = selected(state, _in_groups(logits, options, probabilities, options.group_best), experts.per_token)
+    indices = selected(state, _mask_groups(logits, options, probabilities, options.group_best), experts.per_token)
     weights = jax.nn.softmax(jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logits, indices)))
     return Routing(indices, options.scale * weights, {"probabilities": probabilities})
 
@@ -99,7 +99,7 @@ def _biased(logarithms: Logits, scores: Logits, state: RouterState, experts: Exp
     """The largest sums of score and bias, weighted by the scores divided by their sum."""
     assert state.bias is not None, "this router chooses by a bias"
     ranked = scores + state.bias
-    indices = selected(state, _in_groups(ranked, options, ranked, best=2), experts.per_token)
+    indices = selected(state, _mask_groups(ranked, options, ranked, best=2), experts.per_token)
     # By their logarithms, since all may be 0 in float32: a bias can choose such experts.
     of_chosen = jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logarithms, indices))
     weights = jax.nn.softmax(of_chosen)
@@ -228,7 +228,7 @@ def _mixed(ids: Int[Array, " tokens"]) -> Array:
     return x ^ (x >> 16)
 
 
-def _in_groups(scores: Logits, options: InGroups, ranked: Logits, best: int) -> Logits:
+def _mask_groups(scores: Logits, options: InGroups, ranked: Logits, best: int) -> Logits:
     """`scores` with those outside a token's `groups_per_token` best groups hidden; a group is as good as the sum of its
     `best` largest numbers in `ranked` (DeepSeek-V2, arXiv:2405.04434, with 1; DeepSeek-V3 and Mistral 4 with 2)."""
     if options.groups is None:

@@ -113,7 +113,7 @@ class Window(NamedTuple):
     """The row of each slot in its list."""
 
 
-def by_rank(
+def lists_by_rank(
     experts: Int[Array, "tokens chosen"], valid: Bool[Array, " tokens"], ranks: int, each: int, room: int, rows: int
 ) -> Lists:
     """A list for each of `ranks`, which has `each` experts, in the order of tokens. The first round takes `room`
@@ -187,7 +187,7 @@ class Places(NamedTuple):
     """Rows of each expert."""
 
 
-def by_expert(
+def sort_by_expert(
     expert: Int[Array, "sources slots"], row: Int[Array, "sources slots"], weights: Float[Array, "sources slots"],
     rows: int, each: int, copies: int,
 ) -> Places:  # fmt: skip
@@ -216,7 +216,7 @@ def by_expert(
     return Places(take, back, slot_weights[:, 0], sizes)
 
 
-def by_expert_of_tokens(window: Window, gates: Float[Array, "tokens chosen"], each: int) -> Places:
+def sort_tokens_by_expert(window: Window, gates: Float[Array, "tokens chosen"], each: int) -> Places:
     """The only list of a window in the order of `each` experts, on the rank that has the tokens: these are the sources
     of the places."""
     at = jnp.maximum(window.slots[:, 0], 0)
@@ -259,7 +259,7 @@ def places_of_list(
         return *values, row_of_token
 
     expert, row, weights, token, row_of = jax.vmap(of_slice)(window, gates)
-    sorted_rows = by_expert(expert, row, weights, rows, each, min(chosen, each))
+    sorted_rows = sort_by_expert(expert, row, weights, rows, each, min(chosen, each))
     slice_of = jnp.arange(slices)[:, None]
     sources = jnp.where(token >= 0, slice_of * tokens + token, NONE).ravel()
     places = jnp.where(row_of >= 0, slice_of * rows + row_of, NONE).reshape(-1, 1)

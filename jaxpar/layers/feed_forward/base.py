@@ -62,7 +62,7 @@ class FeedForward(Block):
         """Both matmuls, and the bias of the second, which is added once the partial sums of the tensor ranks are
         summed."""
         del context
-        y = self._multiplied(x, ops) if self.tiles == 1 else self._in_tiles(x, ops)
+        y = self._multiplied(x, ops) if self.tiles == 1 else self._forward_tiles(x, ops)
         return self.biased(y, "down"), {}
 
     def _multiplied(self, x: jax.Array, ops: Ops) -> jax.Array:
@@ -70,7 +70,7 @@ class FeedForward(Block):
         hidden = self.activate(*ops.run(self, inward.name, x))
         return ops.run(self, outward.name, hidden)
 
-    def _in_tiles(self, x: Float[Array, "batch part embed"], ops: Ops) -> Float[Array, "batch part embed"]:
+    def _forward_tiles(self, x: Float[Array, "batch part embed"], ops: Ops) -> Float[Array, "batch part embed"]:
         """All but the output bias, collectives included, for `ceil(batch * part / tiles)` tokens of a rank at a time.
 
         Each tile runs the collectives for its own tokens, so that neither the joined sequence nor the partial sums,

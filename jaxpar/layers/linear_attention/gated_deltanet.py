@@ -51,7 +51,7 @@ class GatedDeltaNet(LinearAttention):
         return declare_part(model, inward, vectors, convolved=CONVOLVED, delta=True)
 
     def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
-        query, key = (self.by_value_head(normalized_length(made[name])) for name in ("query", "key"))
+        query, key = (self.repeat_for_value_heads(normalized_length(made[name])) for name in ("query", "key"))
         rate = jax.nn.sigmoid(made["rate"].astype(jnp.float32))
         return Streams(query * self.sizes.key_dim**-0.5, key, made["value"], self.log_decay(made["decay"]), rate)
 

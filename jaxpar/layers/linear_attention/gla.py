@@ -36,7 +36,7 @@ class GatedLinearAttention(LinearAttention):
     def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
         decay = jax.nn.log_sigmoid(self.biased(made["decay"], "decay").astype("float32")) / TEMPERATURE
         query = made["query"] * self.sizes.key_dim**-0.5
-        query, key, decay = (self.by_value_head(x) for x in (query, made["key"], decay))
+        query, key, decay = (self.repeat_for_value_heads(x) for x in (query, made["key"], decay))
         return Streams(query, key, made["value"], decay)
 
     def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:

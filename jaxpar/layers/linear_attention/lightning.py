@@ -35,7 +35,10 @@ class Lightning(LinearAttention):
         slope = 2.0 ** (-8 * heads / self.sizes.heads)
         decay = -slope * (1 - context.index / (self.layers - 1 + 1e-5) + 1e-5)
         return Streams(
-            self.by_value_head(q), self.by_value_head(k), v, jnp.broadcast_to(decay[:, None], (*v.shape[:3], 1))
+            self.repeat_for_value_heads(q),
+            self.repeat_for_value_heads(k),
+            v,
+            jnp.broadcast_to(decay[:, None], (*v.shape[:3], 1)),
         )
 
     def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:

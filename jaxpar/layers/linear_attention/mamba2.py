@@ -60,7 +60,7 @@ class Mamba2(LinearAttention):
         steps = jax.nn.softplus(self.biased(made["step"], "step").astype(jnp.float32))
         steps = jnp.maximum(steps, self.sizes.least_step)
         decay = -jnp.exp(self.weight("decay_rate").astype(jnp.float32)) * steps
-        query, key = (self.by_value_head(made[name]) for name in ("query", "key"))
+        query, key = (self.repeat_for_value_heads(made[name]) for name in ("query", "key"))
         return Streams(query, key, steps[..., None] * made["value"], decay[..., None])
 
     def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:

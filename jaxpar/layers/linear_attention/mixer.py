@@ -148,7 +148,9 @@ class LinearAttention(Block):
         out, after = self._prompts(made, context) if cache is None else self._next(made, cache, context)
         return self._finished(out, made, ops), {name: x[:, :, None] for name, x in after.items()}
 
-    def by_value_head(self, x: Float[Array, "batch seq key_heads width"]) -> Float[Array, "batch seq heads width"]:
+    def repeat_for_value_heads(
+        self, x: Float[Array, "batch seq key_heads width"]
+    ) -> Float[Array, "batch seq heads width"]:
         """Queries or keys, repeated for the heads of values that use them."""
         return jnp.repeat(x, self.sizes.heads // self.sizes.key_heads, axis=2)
 

@@ -81,7 +81,7 @@ class ReluGatedLinearAttention(LinearAttention):
     def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
         query, key, value = (self.biased(made[name], name) for name in ("query", "key", "value"))
         decay = jax.nn.log_sigmoid(self.biased(made["decay"], "decay").astype(jnp.float32)) / TEMPERATURE
-        key, value, decay = (self.by_value_head(x) for x in (jax.nn.relu(key), value, decay))
+        key, value, decay = (self.repeat_for_value_heads(x) for x in (jax.nn.relu(key), value, decay))
         return Streams(jax.nn.relu(query) * self.sizes.key_dim**-0.5, key, value, decay)
 
     def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:

@@ -49,7 +49,10 @@ class Retention(LinearAttention):
         heads = lax.axis_index("tensor") * local + jnp.arange(local)
         decay = jnp.log1p(-(2.0 ** (-5.0 - heads)))[:, None]
         return Streams(
-            self.by_value_head(query), self.by_value_head(key), value, jnp.broadcast_to(decay, (*value.shape[:3], 1))
+            self.repeat_for_value_heads(query),
+            self.repeat_for_value_heads(key),
+            value,
+            jnp.broadcast_to(decay, (*value.shape[:3], 1)),
         )
 
     def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:

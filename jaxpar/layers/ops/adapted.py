@@ -41,7 +41,7 @@ class ByAdapter(NamedTuple):
     """The adapter of each token; the number of adapters stands for none."""
 
 
-def by_adapter(adapter: Int[Array, "batch seq"], adapters: int) -> ByAdapter:
+def sort_by_adapter(adapter: Int[Array, "batch seq"], adapters: int) -> ByAdapter:
     """Tokens sorted by their adapter, which is negative for those without one."""
     kind = jnp.where(adapter < 0, adapters, adapter)
     order = jnp.argsort(kind.ravel(), stable=True)

@@ -12,7 +12,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.config.spelling import did_you_mean, join_or, quoted
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer, feed_forward_classes, mixer_classes, supports_experts
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
@@ -26,7 +26,7 @@ def check_known(key: str, name: str, known: Collection[str], noun: str) -> None:
     if name not in known:
         raise UserError(
             f"{key}: {quoted(name, 80)} is no {noun} of this model's layers"
-            f"{did_you_mean(name, known) or f'; there are {one_of(known)}'}"
+            f"{did_you_mean(name, known) or f'; there are {join_or(known)}'}"
         )
 
 
@@ -139,7 +139,7 @@ def _check_streams(model: ModelConfig) -> None:
         if layer.norm_placement not in WITH_LAUREL or len(mixer_classes(layer)) != 1:
             raise UserError(
                 f"model.laurel_rank: {model.laurel_rank} beside {key_of(kind, 'norm_placement')}: "
-                f"{layer.norm_placement} and {key_of(kind, 'mixer')}: {layer.mixer}; expected {one_of(WITH_LAUREL)}, "
+                f"{layer.norm_placement} and {key_of(kind, 'mixer')}: {layer.mixer}; expected {join_or(WITH_LAUREL)}, "
                 "and one mixer"
             )
 

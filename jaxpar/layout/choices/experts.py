@@ -131,7 +131,9 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
                 f"plan.experts: slices: {slices}, and parallel.experts.slices{asked_for} divides the {tokens} "
                 "tokens of a rank"
             )
-        _check_local_first(layout.own_first.name, options.own_rows, _why_exchanged(exchange, slices, plan.axes.tensor))
+        _check_local_first(
+            layout.own_first.name, options.own_rows, _exchange_reason(exchange, slices, plan.axes.tensor)
+        )
         wanted = _check_nodes(plan.axes, node_devices) if exchange == "hierarchical" else None
         if layout.node_devices != wanted:
             raise UserError(
@@ -240,7 +242,7 @@ def _timed(config: Config, shape: LayerShape, device: Device, cluster: Cluster) 
     return Experts(shape, *on, own_rows=config.parallel.experts.own_rows)
 
 
-def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:
+def _exchange_reason(exchange: str, slices: int, tensor: int) -> str | None:
     """Why a rank's own rows are not computed apart; None where they may be."""
     if exchange == "all_gather":
         return "all_gather sends all tokens to all ranks"
@@ -253,7 +255,7 @@ def _local_first(
     config: Config, shape: LayerShape, exchange: str, slices: int, device: Device, cluster: Cluster | None
 ) -> Choice[bool]:
     """Whether a rank computes its rows for its experts apart, first."""
-    asked, why = config.parallel.experts.own_rows, _why_exchanged(exchange, slices, shape.tensor)
+    asked, why = config.parallel.experts.own_rows, _exchange_reason(exchange, slices, shape.tensor)
     if why is not None:
         if asked == "first":
             raise UserError(f"parallel.experts.own_rows: first is not possible, because {why}; expected auto")

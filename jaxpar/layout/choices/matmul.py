@@ -25,7 +25,7 @@ from jaxpar.layers.matmul_formats import (
 from jaxpar.layout.checks.matmul import NEVER, rank_sides, rank_tokens
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
-from jaxpar.layout.choices.reasons import why as why_of
+from jaxpar.layout.choices.reasons import choice_reasons as why_of
 from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
 from jaxpar.pages.units import operations
 from jaxpar.precision.grouped import TILE
@@ -190,7 +190,7 @@ def _routed_sides(config: Config) -> dict[str, list[int]]:
     return sides_of
 
 
-def each_use_reason(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
+def per_use_reason(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
     """Why matrices are quantized with each use under `recipe`, and not once per step; None if they are not.
 
     Args:
@@ -212,13 +212,13 @@ def each_use_reason(recipe: str | None, optimizer_offload: str, weights_offload:
 
 def codes_once(plan: Plan) -> bool:
     """Whether quantized matrices become codes once per optimizer step, and are stored and gathered as these."""
-    return plan.dtypes.matmul is not None and _each_use_reason(plan) is None
+    return plan.dtypes.matmul is not None and _plan_per_use_reason(plan) is None
 
 
-def _each_use_reason(plan: Plan) -> str | None:
+def _plan_per_use_reason(plan: Plan) -> str | None:
     """Why matrices are quantized with each use and not once per step; None if they are not."""
     holds = plan.schedule if holds_chunks(plan) else None
-    return each_use_reason(plan.dtypes.matmul, plan.optimizer_offload, plan.weights_offload, holds)
+    return per_use_reason(plan.dtypes.matmul, plan.optimizer_offload, plan.weights_offload, holds)
 
 
 def matmul_rows(
@@ -244,7 +244,7 @@ def matmul_rows(
     formats = f"inputs and weights e4m3, gradients {FORMATS[recipe.gradient]}; {_scales(config, recipe)}"
     what = f"{precision.matmul}: {', '.join(matrices)} of layers {first} to {last - 1}"
     rows = [("matmuls", what, formats)]
-    each_use = _each_use_reason(plan)
+    each_use = _plan_per_use_reason(plan)
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
     rows.append(("FP8 weights", "quantized with each use" if each_use else "quantized once per step", each_use or once))
     if tiled is not None:

@@ -11,7 +11,7 @@ from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.matmul_formats import dense_groups, exact_layers, quantized_matrices
-from jaxpar.layout.choices.matmul import each_use_reason, tiled_choice
+from jaxpar.layout.choices.matmul import per_use_reason, tiled_choice
 from jaxpar.precision.recipe import Recipe, recipe_of
 
 
@@ -33,7 +33,7 @@ def matmul_codes(
     recipe, precision = recipe_of(config.precision), config.precision
     if recipe is None:
         return None
-    once = each_use_reason(precision.matmul, optimizer_offload, weights_offload, holds) is None
+    once = per_use_reason(precision.matmul, optimizer_offload, weights_offload, holds) is None
     multiplied = _multiplies_quantized(config, gpu)
     first, last = exact_layers(config)
     layers = config.model.layers

@@ -14,7 +14,7 @@ from pallas_kernels.choice import NEEDS_GPU
 def choice_rows(record: Any, name: str = "") -> list[tuple[str, str, str]]:
     """(name, value, reason) of each choice in a plan, or in a part of one called `name`, that has a reason."""
     if isinstance(record, Choice):
-        return [(name, spell(record.name), why(record))] if record.reason else []
+        return [(name, spell(record.name), choice_reasons(record))] if record.reason else []
     if is_dataclass(record):
         record = {field.name.replace("_", " "): getattr(record, field.name) for field in fields(record)}
     if not isinstance(record, dict):
@@ -26,7 +26,7 @@ def choice_rows(record: Any, name: str = "") -> list[tuple[str, str, str]]:
     ]
 
 
-def why(choice: Choice[Any]) -> str:
+def choice_reasons(choice: Choice[Any]) -> str:
     """The reason for a choice, and against each of the others; names with one reason share a clause.
 
     On a CPU nothing is said about kernels for GPUs.

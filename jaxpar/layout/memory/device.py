@@ -7,7 +7,7 @@ import os
 import jax
 from jax.sharding import Mesh
 
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config import Config
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.host import PINNED_VARIABLE, host_memory, pinned_limit
@@ -41,12 +41,12 @@ def usable_bytes() -> int:
     """Bytes that a program may take of a device: its own, or its share of the machine's memory. If processes see
     different numbers, that of the first counts."""
     limit = _device_limit(jax.local_devices()[0])
-    return from_first(lambda: host_memory() // jax.local_device_count() if limit is None else limit)
+    return run_on_process_0(lambda: host_memory() // jax.local_device_count() if limit is None else limit)
 
 
 def host_share() -> int:
     """`local_host_share`; if processes see different numbers, that of the first counts."""
-    return from_first(local_host_share)
+    return run_on_process_0(local_host_share)
 
 
 def local_host_share() -> int:

@@ -79,7 +79,7 @@ def estimate_memory(config: Config, plan: Plan) -> MemoryEstimate:
     State, storage weights, accumulated gradients and the stash, and what works on them: the head in the loss or a layer
     in its backward, whichever takes more. What XLA fuses or reorders is not known here.
     """
-    model, case = MemoryModel(_as_planned(config, plan)), case_of(config, plan)
+    model, case = MemoryModel(_with_plan_dtypes(config, plan)), case_of(config, plan)
     return model.estimate(case, model.units(case, plan.runs, plan.mlp_tiles.name), plan_slots(plan))
 
 
@@ -99,7 +99,7 @@ def host_bytes(config: Config, plan: Plan) -> int:
     """
     if plan.optimizer_offload == "file":
         return offloaded_bytes(config, plan)
-    passing = MemoryModel(_as_planned(config, plan)).fixed(case_of(config, plan)).passing
+    passing = MemoryModel(_with_plan_dtypes(config, plan)).fixed(case_of(config, plan)).passing
     return max(0, estimate_memory(config, plan).host - passing)
 
 
@@ -112,15 +112,15 @@ def offloaded_bytes(config: Config, plan: Plan) -> int:
 
 def chunk_bytes(config: Config, plan: Plan) -> ChunkBytes:
     """Bytes that the chunks of a plan save and send; a chunk of fewer layers is padded, and keeps as much."""
-    model, case = MemoryModel(_as_planned(config, plan)), case_of(config, plan)
+    model, case = MemoryModel(_with_plan_dtypes(config, plan)), case_of(config, plan)
     fixed = model.fixed(case)
     splits = schedule_of(plan).splits_backward
     return ChunkBytes(model.units(case, plan.runs).saved, splits * fixed.for_weights, fixed.between)
 
 
-def kept_for_weights(config: Config, plan: Plan) -> int:
+def split_backward_bytes(config: Config, plan: Plan) -> int:
     """Bytes that a chunk saves of a microbatch until the weights' gradients, where a schedule splits the backward."""
-    return MemoryModel(_as_planned(config, plan)).fixed(case_of(config, plan)).for_weights
+    return MemoryModel(_with_plan_dtypes(config, plan)).fixed(case_of(config, plan)).for_weights
 
 
 def case_of(config: Config, plan: Plan) -> Case:
@@ -163,7 +163,7 @@ def plan_slots(plan: Plan) -> Slots:
     return Slots.from_program(pipeline_program(plan))
 
 
-def _as_planned(config: Config, plan: Plan) -> Config:
+def _with_plan_dtypes(config: Config, plan: Plan) -> Config:
     """`config` with the dtypes of a plan."""
     dtypes = asdict(plan.dtypes)
     del dtypes["master"], dtypes["matrix"]  # no settings

@@ -75,7 +75,7 @@ def fixed_bytes(
         shapes: of a layer of each kind.
         loss_tiles: tiles of a microbatch's tokens in the head.
     """
-    return _Counted(config, weights, case, shapes, loss_tiles).all()
+    return _Counted(config, weights, case, shapes, loss_tiles).total()
 
 
 def parts_of(weights: Weights, case: Case) -> Parts:
@@ -98,28 +98,30 @@ class _Counted:
     shapes: Mapping[str, LayerShape]
     loss_tiles: int
 
-    def all(self) -> Fixed:
+    def total(self) -> Fixed:
         """All of them."""
         case, stored = self.case, self.stored
         state = StateBytes(self.config, self.parts, case.zero >= 1, stored.rows)
         device, passing, host = state.stored_bytes(case.state, case.resident)
-        weights, gradients = stored.on_device(stored.weights), stored.on_device(stored.gradients)
-        head, head_gradient, zeros = self._in_head(weights, gradients)
+        weights, gradients = stored.without_host_layers(stored.weights), stored.without_host_layers(stored.gradients)
+        head, head_gradient, zeros = self._head_work(weights, gradients)
         return Fixed(
             optimizer=device + passing + stored.arriving,
             host=host + state.outer + stored.gradients.layers - gradients.layers,
             passing=passing,
-            update=gradients.all + PIECES * (state.passing_piece + self._largest_gradient)
+            update=gradients.total + PIECES * (state.passing_piece + self._largest_gradient)
             if case.layers_on_host
             else 0,
             head=head,
             head_gradient=head_gradient,
             zeros=zeros,
-            layer=self._in_layer(weights, gradients),
-            leaving=Work(weights.all, gradients.all, self._turned() if case.state == "file" and not case.alone else 0),
+            layer=self._layer_work(weights, gradients),
+            leaving=Work(
+                weights.total, gradients.total, self._turned() if case.state == "file" and not case.alone else 0
+            ),
             chunk=self._widths.compute * stored.chunk(),
             chunk_gradients=self._widths.gradient * stored.chunk("trained"),
-            for_weights=self._kept_for_weights(),
+            for_weights=self._split_backward_bytes(),
             between=between_bytes(self.shape),
             batch=self._token_bytes * self.shape.tokens * case.microbatches + stored.square_scales,
             beside=self._beside(state),
@@ -194,7 +196,7 @@ class _Counted:
         """Bytes of the gradients of a layer's weights, as they accumulate."""
         return self._widths.gradient * max(map(self.stored.reduced, self._layer_weights))
 
-    def _in_head(self, weights: PartBytes, gradients: PartBytes) -> tuple[Work, int, bool]:
+    def _head_work(self, weights: PartBytes, gradients: PartBytes) -> tuple[Work, int, bool]:
         """While the loss is differentiated; its gradient apart, and whether zeros of that size are kept.
 
         The head is gathered, and a tile's logits are there in float32 with their gradient. The first layer of the
@@ -221,11 +223,11 @@ class _Counted:
         temporaries = logits * (3 if tiles == 1 or zeros or not trained else 4) // 2
         if zeros and not model.tied:
             temporaries = max(temporaries, gradient)
-        stored = weights.all + self.stored.frozen
-        work = Work(stored + gathers * self._widths.compute * head + layers, gradients.all, temporaries)
+        stored = weights.total + self.stored.frozen
+        work = Work(stored + gathers * self._widths.compute * head + layers, gradients.total, temporaries)
         return work, gradient, zeros
 
-    def _in_layer(self, weights: PartBytes, gradients: PartBytes) -> Work:
+    def _layer_work(self, weights: PartBytes, gradients: PartBytes) -> Work:
         """In a layer's backward: its weights and the next one's, its whole gradients, without what it recomputes.
 
         Tensor ranks gather the inputs of both halves of a layer, and the cotangents of their outputs. With one
@@ -245,8 +247,8 @@ class _Counted:
         whole_gradients = self._widths.gradient * max(part.trained.compute for part in self.parts.layers.values())
         layer_gradients = 2 * self._largest_gradient if case.layers_on_host else whole_gradients
         return Work(
-            weights.all + self.stored.frozen + self._gathered_layers,
-            gradients.all + layer_gradients,
+            weights.total + self.stored.frozen + self._gathered_layers,
+            gradients.total + layer_gradients,
             (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._expert_bytes(),
         )
 
@@ -284,6 +286,6 @@ class _Counted:
         stacks = self.stored.rows.items()
         return self._widths.gradient * sum(max(rows * largest(kind, half) for kind, rows in stacks) for half in (0, 1))
 
-    def _kept_for_weights(self) -> int:
+    def _split_backward_bytes(self) -> int:
         """Inputs and output gradients of all matmuls of a chunk: what a split backward keeps for W."""
         return sum(rows * matmul_bytes(self.shapes[kind]) for kind, rows in self.case.rows_of.items())

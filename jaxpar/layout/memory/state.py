@@ -78,7 +78,7 @@ class StateBytes:
         """Bytes of a piece of state that passes through the device: a row may be larger than a piece should be."""
         return max(PIECE_BYTES, self._largest_piece)
 
-    def by_weight(self) -> dict[str, int]:
+    def bytes_by_weight(self) -> dict[str, int]:
         """Bytes of each weight's state on a device, in the order of the update."""
         weights = sorted(self._weights, key=lambda state: state.weight.name.split("."))
         return {state.weight.name: int(state.bytes) for state in weights}

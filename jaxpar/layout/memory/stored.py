@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jaxpar.config import Config
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.matmul_formats import quantized_matrices
-from jaxpar.layout.choices.matmul import each_use_reason
+from jaxpar.layout.choices.matmul import per_use_reason
 from jaxpar.layout.choices.matmul_codes import coded_rows
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.weights import Part, PartBytes, Parts, Weight
@@ -50,7 +50,7 @@ class StoredBytes:
     def frozen(self) -> int:
         """Frozen weights, which are a part of the state."""
         sharded = self.case.zero >= 3
-        return self._bytes(self.widths.storage, sharded, sharded and self.case.pipe == 1, "frozen").all
+        return self._bytes(self.widths.storage, sharded, sharded and self.case.pipe == 1, "frozen").total
 
     @cached_property
     def weights(self) -> PartBytes:
@@ -87,10 +87,10 @@ class StoredBytes:
             elements = sum(part.updated * self.rows[kind] for kind, part in self.parts.layers.items())
             return self.widths.storage * (elements + sum(part.updated for part in self.parts.embed_and_head.values()))
         arguments = self._bytes(self.widths.storage, True, True, "trained")
-        embed_and_head = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
+        embed_and_head = 0 if case.zero >= 3 and case.pipe == 1 else arguments.total - arguments.layers
         return embed_and_head + (0 if case.zero >= 3 else arguments.layers)
 
-    def on_device(self, parts: PartBytes) -> PartBytes:
+    def without_host_layers(self, parts: PartBytes) -> PartBytes:
         """`parts` without the layers that are on the host."""
         return parts._replace(layers=0) if self.case.layers_on_host else parts
 
@@ -100,7 +100,7 @@ class StoredBytes:
 
     def chunk(self, which: str = "") -> int:
         """Elements of a chunk of layers as they are multiplied: of all weights, or of those that are `which`."""
-        return int(self._in_layers("compute", self.case.rows_of, which))
+        return int(self._layers_bytes("compute", self.case.rows_of, which))
 
     @property
     def embed_and_head_sharded(self) -> bool:
@@ -120,7 +120,7 @@ class StoredBytes:
         """
         case, recipe, offload = self.case, self.config.precision.matmul, self.config.memory.weights_offload
         holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
-        if recipe is None or each_use_reason(recipe, case.state, offload, holds) is not None:
+        if recipe is None or per_use_reason(recipe, case.state, offload, holds) is not None:
             return 0
         total, rows = 0, coded_rows(self.config, case.slots)
         for kind, part in self.parts.layers.items():
@@ -142,7 +142,7 @@ class StoredBytes:
         case, recipe, offload = self.case, self.config.precision.matmul, self.config.memory.weights_offload
         tiles = TILES.get(recipe or "")
         holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
-        if tiles is None or each_use_reason(recipe, case.state, offload, holds) is not None:
+        if tiles is None or per_use_reason(recipe, case.state, offload, holds) is not None:
             return 0
         elements = 0
         for kind, part in self.parts.layers.items():
@@ -168,10 +168,10 @@ class StoredBytes:
             name: width * _elements(part, form(embed_and_head_sharded), which)
             for name, part in self.parts.embed_and_head.items()
         }
-        layers = width * int(self._in_layers(form(layers_sharded), self.rows, which))
+        layers = width * int(self._layers_bytes(form(layers_sharded), self.rows, which))
         return PartBytes(layers, *(embed_and_head.get(name, 0) for name in PartBytes._fields[1:]))
 
-    def _in_layers(self, form: str, rows: Mapping[str, int], which: str) -> float:
+    def _layers_bytes(self, form: str, rows: Mapping[str, int], which: str) -> float:
         """`_elements` of so many layers of each kind."""
         return sum(_elements(part, form, which) * rows[kind] for kind, part in self.parts.layers.items())
 

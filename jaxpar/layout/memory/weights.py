@@ -129,7 +129,7 @@ class PartBytes(NamedTuple):
     final_norm: int
 
     @property
-    def all(self) -> int:
+    def total(self) -> int:
         """Bytes of the whole model."""
         return sum(self)
 

@@ -47,11 +47,13 @@ def sent(
     if dtype is None:
         return send(x, *places)
     x, places = vary_alike((x, places))
-    return _in_codes(dtype, send, len(x), x, *places)
+    return _send_quantized(dtype, send, len(x), x, *places)
 
 
 @custom_vjp(0, 1, 2)
-def _in_codes(dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> jax.Array:
+def _send_quantized(
+    dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array
+) -> jax.Array:
     del tokens
     return decode(send(encode(x, dtype), *places), x.shape[1], dtype).astype(x.dtype)
 
@@ -59,7 +61,7 @@ def _in_codes(dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Ar
 def _forward(
     dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return _in_codes(dtype, send, tokens, x, *places), places
+    return _send_quantized(dtype, send, tokens, x, *places), places
 
 
 def _backward(
@@ -70,4 +72,4 @@ def _backward(
     return *jax.vjp(lambda x: send(x, *places), anywhere)[1](dy), *[None for _ in places]
 
 
-_in_codes.defvjp(_forward, _backward)
+_send_quantized.defvjp(_forward, _backward)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
-from jaxpar.memory.buffers import at, entry_on_device, in_order, put, stacked
+from jaxpar.memory.buffers import entry_at, entry_on_device, put, row_major, stacked
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder
@@ -55,7 +55,7 @@ class LayerLoop:
     before: int | None = None
     """The index of the block of a layer before whose products the next first block must have its weights, if any."""
 
-    def by_stack(self, function: Callable[..., Arrays], *layers: Mapping[str, PyTree]) -> Arrays:
+    def map_stacks(self, function: Callable[..., Arrays], *layers: Mapping[str, PyTree]) -> Arrays:
         """`function(stack, ...)` of the part for each kind of `layers`."""
         return {kind: function(stack, *(tree[kind] for tree in layers)) for kind, stack in self.stacks.items()}
 
@@ -87,14 +87,14 @@ class LayerLoop:
             return {
                 (kind, first): empty(stack, keep)
                 for kind, stack in self.stacks.items()
-                for first, keep in dict(stack.by_row).items()
+                for first, keep in dict(stack.keep_by_row).items()
             }
 
     def side(self, weights: Arrays, x: Stream, tokens: Tokens, slots: int) -> Side:
         """Zeros, for shapes as in `stash`; `slots` are those of split backwards."""
         with jax.named_scope("kept_for_weights"):
             taps = lambda stack, weights, tokens: stack.taps(slots, weights, x, tokens)
-            taps = self.by_stack(taps, weights, tokens) if slots else None
+            taps = self.map_stacks(taps, weights, tokens) if slots else None
         observes = max(program.observes for stack in self.stacks.values() for program in stack.programs.values())
         layers = sum(len(stack.layers) for stack in self.order.stacks.values())
         return Side(self._no_metrics(), taps, vary(jnp.zeros((layers, observes))) if observes else None)
@@ -107,7 +107,7 @@ class LayerLoop:
 
         def first(place: int) -> Stream:
             kind, row = self.order.slots[place]
-            first, _ = self.stacks[kind].by_row[row]
+            first, _ = self.stacks[kind].keep_by_row[row]
             return entry_on_device(saved.stashes[kind, first].inputs, saved.slot, row - first)
 
         places = self.order.first_slots
@@ -156,7 +156,7 @@ class LayerLoop:
                 program = stack.programs[keep.variant]
                 (y, report), pullback = program.vjp(keep.policy, w, x, layer_index, tokens[stack.name])
                 with jax.named_scope("saved_activations"):
-                    stash = Stash(inputs, put(stash.residuals, in_order(residuals_of(pullback)), *at_row))
+                    stash = Stash(inputs, put(stash.residuals, row_major(residuals_of(pullback)), *at_row))
                 new = {
                     name: reported[name] + stack.skip_padding(layer_index, value, 0) for name, value in report.items()
                 }
@@ -191,7 +191,7 @@ class LayerLoop:
             def step(w: Arrays, fetched: PyTree, row: jax.Array, carry: PyTree) -> PyTree:
                 dx, totals, taps, observed = carry
                 layer_index = stack.order.local(weights.chunk)[row]
-                x, residuals = in_order(at(stash, saved.slot, row - first, instead=fetched))
+                x, residuals = row_major(entry_at(stash, saved.slot, row - first, instead=fetched))
                 pullback = program.pullback(keep.policy, residuals, w, x, layer_index, tokens[kind])
                 dw, through, new_taps, *_, new = pullback((dx, of_report))
                 totals = totals | {kind: stack.accumulate(totals[kind], dw, row, layer_index, into)}
@@ -221,7 +221,9 @@ class LayerLoop:
             def step(_: Arrays, nothing: None, row: jax.Array, totals: Arrays) -> Arrays:
                 layer_index = stack.order.local(into.chunk.chunk)[row]
                 with jax.named_scope("weight_gradients"):
-                    dw = program.matrix_gradients(like, at(saved[kind], into.taps_slot, row), layer_index, tokens[kind])
+                    dw = program.matrix_gradients(
+                        like, entry_at(saved[kind], into.taps_slot, row), layer_index, tokens[kind]
+                    )
                 return totals | {kind: stack.accumulate(totals[kind], dw, row, layer_index, into)}
 
             return Step(step, loads=False)
@@ -239,7 +241,7 @@ class LayerLoop:
 
         def site(kind: str, row: int) -> Site:
             stack, padded = self.stacks[kind], bool(self.order.stacks[kind].padded_in_some_chunk[row])
-            first, keep = stack.by_row[row]
+            first, keep = stack.keep_by_row[row]
             key = kind, first if saves else keep.variant, padded
             if key not in sites:
                 tie = next_block_tie(stack.blocks, self.before, backward=reverse)

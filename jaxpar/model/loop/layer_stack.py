@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import stacked
-from jaxpar.memory.streaming import on_host
+from jaxpar.memory.streaming import is_on_host
 from jaxpar.mesh.layer_order import PADDING, Chunk, Index, Slot, StackOrder
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.tracing import permutes
@@ -80,7 +80,7 @@ class LayerStack:
     """The name of each block among a layer's weights, and that of its last matrix."""
 
     def __post_init__(self) -> None:
-        layers, rows = len(self.by_row), self.order.rows_per_chunk
+        layers, rows = len(self.keep_by_row), self.order.rows_per_chunk
         assert layers == rows, f"what they keep is given for {layers} layers, and a chunk has {rows}"
 
     @property
@@ -89,7 +89,7 @@ class LayerStack:
         return self.programs[None]
 
     @cached_property
-    def by_row(self) -> tuple[tuple[int, Keep], ...]:
+    def keep_by_row(self) -> tuple[tuple[int, Keep], ...]:
         """For each row of a chunk, the first of its neighbours that keep the same, and what that is."""
         firsts = accumulate((keep.layers for keep in self.keeps[:-1]), initial=0)
         return tuple((first, keep) for first, keep in zip(firsts, self.keeps, strict=True) for _ in range(keep.layers))
@@ -126,7 +126,7 @@ class LayerStack:
         do not use this.
         """
         act = jax.jit(act, inline=True)
-        if permutes(jax.make_jaxpr(act)(carry).jaxpr) or any(map(on_host, jax.tree.leaves(carry))):
+        if permutes(jax.make_jaxpr(act)(carry).jaxpr) or any(map(is_on_host, jax.tree.leaves(carry))):
             return act(carry)
         return lax.cond(self.order.local(chunk)[row] != PADDING, act, lambda carry: carry, carry)
 

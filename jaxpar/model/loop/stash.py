@@ -9,8 +9,8 @@ import jax
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from jaxpar.memory.buffers import entry_on_device, in_order, put
-from jaxpar.memory.streaming import on_host, to_host
+from jaxpar.memory.buffers import entry_on_device, put, row_major
+from jaxpar.memory.streaming import is_on_host, to_host
 from jaxpar.mesh.layer_order import Index
 
 
@@ -29,7 +29,7 @@ type Stashes = Mapping[tuple[str, int], Stash]
 def fetch(stack: PyTree, *where: Index) -> PyTree:
     """The entry at `where` of each array in host memory, copied to the device; None in place of the others."""
     with jax.named_scope("saved_activations"):
-        return jax.tree.map(lambda a: entry_on_device(a, *where) if on_host(a) else None, stack)
+        return jax.tree.map(lambda a: entry_on_device(a, *where) if is_on_host(a) else None, stack)
 
 
 def put_x(inputs: jax.Array, x: jax.Array, *where: Index) -> tuple[jax.Array, jax.Array]:
@@ -39,9 +39,9 @@ def put_x(inputs: jax.Array, x: jax.Array, *where: Index) -> tuple[jax.Array, ja
     copy it for each of them, since it might be kept later.
     """
     with jax.named_scope("saved_activations"):
-        if on_host(inputs):
-            return put(inputs, to_host(in_order(x)), *where), x
-        return lax.optimization_barrier((put(inputs, in_order(x), *where), x))
+        if is_on_host(inputs):
+            return put(inputs, to_host(row_major(x)), *where), x
+        return lax.optimization_barrier((put(inputs, row_major(x), *where), x))
 
 
 def written(x: jax.Array, stashes: Stashes) -> tuple[jax.Array, Stashes]:
@@ -51,6 +51,6 @@ def written(x: jax.Array, stashes: Stashes) -> tuple[jax.Array, Stashes]:
     do: what it keeps would be there twice until then.
     """
     leaves, tree = jax.tree.flatten(stashes)
-    x, device = lax.optimization_barrier((x, [leaf for leaf in leaves if not on_host(leaf)]))
+    x, device = lax.optimization_barrier((x, [leaf for leaf in leaves if not is_on_host(leaf)]))
     left = iter(device)
-    return x, tree.unflatten([leaf if on_host(leaf) else next(left) for leaf in leaves])
+    return x, tree.unflatten([leaf if is_on_host(leaf) else next(left) for leaf in leaves])

@@ -21,7 +21,7 @@ from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.mesh.tracing import refuse_permutes
 from jaxpar.pipeline.actions import Kind
-from jaxpar.pipeline.execution.inputs import Carry, Inputs, Operands, Reports, Row, Seeds, at, buffers, put
+from jaxpar.pipeline.execution.inputs import Carry, Inputs, Operands, Reports, Row, Seeds, buffers, put, read_slot
 from jaxpar.pipeline.execution.program import PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Layers, Stages
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
@@ -128,7 +128,7 @@ class _Executor(Inputs):
         if Kind.FORWARD in run.kinds:
             y, carry = self._act(row["f_counts"], "forward", row, carry, operands)
         if Kind.BACKWARD in run.kinds:
-            dy = at(carry.cotangents, row["b_cotangent"])
+            dy = read_slot(carry.cotangents, row["b_cotangent"])
             if run.head:
                 g, carry = self._act(row["b_counts"] & row["b_last"], "loss", row, carry, operands)
                 dy = jnp.where(row["b_last"] == 1, g, dy)
@@ -197,7 +197,7 @@ class _Executor(Inputs):
 
         # The accumulators are zeros by contract; the accumulated values stand in for them, and are not read.
         parts = {part: tree for part, tree in carry.gradients.items() if part != LAYERS}
-        value, pullback, reports = jax.vjp(objective, parts, at(carry.outputs, row["b_output"]), has_aux=True)
+        value, pullback, reports = jax.vjp(objective, parts, read_slot(carry.outputs, row["b_output"]), has_aux=True)
         new, g = pullback(vary(operands.seeds.objective.astype(value.dtype), varying_axes(value)))
         with jax.named_scope("gradients"):
             mine = True if self.shares_vocabulary else valid

@@ -99,7 +99,7 @@ class Inputs:
         """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
         x = self.stages.embed(operands.weights, self.first(row, operands, "f"))
         if self.program.slots["arrivals"]:
-            x = jnp.where(row["f_source"] == EMBEDDING, x, at(arrivals, row["f_arrival"]))
+            x = jnp.where(row["f_source"] == EMBEDDING, x, read_slot(arrivals, row["f_arrival"]))
         if stash is not None and (self.program.rows["f_source"] == STASHED).any():
             stashed = self.stages.loop.input_of(Saved(stash, row["f_slot"]), row["f_chunk"])
             x = jnp.where(row["f_source"] == STASHED, stashed, x)
@@ -168,7 +168,7 @@ def buffers(slots: Mapping[str, int], x: PyTree) -> dict[str, Shaped[Array, "slo
         }
 
 
-def at(buffer: Shaped[Array, "slots ..."], slot: Int[Array, ""]) -> Shaped[Array, "..."]:
+def read_slot(buffer: Shaped[Array, "slots ..."], slot: Int[Array, ""]) -> Shaped[Array, "..."]:
     """The value in a slot; zeros of a buffer that has none."""
     if not buffer.shape[0]:
         return vary(jnp.zeros(buffer.shape[1:], buffer.dtype))
@@ -181,5 +181,5 @@ def put(
     """`buffer` with `value` in a slot, if it `counts`; a buffer without slots stays as it is."""
     if not buffer.shape[0]:
         return buffer
-    value = jnp.where(counts, value, at(buffer, slot))
+    value = jnp.where(counts, value, read_slot(buffer, slot))
     return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)

@@ -17,7 +17,7 @@ def zb_v(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Order, ...
     microbatches to fill the pipeline; with fewer, the actions of those that are missing are left out.
     """
     full = max(microbatches, 2 * ranks - 1)
-    return tuple(_only(_zb_v_rank(rank, ranks, full), microbatches) for rank in range(ranks))
+    return tuple(_first_microbatches(_zb_v_rank(rank, ranks, full), microbatches) for rank in range(ranks))
 
 
 def _zb_v_rank(rank: int, ranks: int, microbatches: int) -> Order:
@@ -90,5 +90,5 @@ def play(rank: int, ranks: int, *phrases: list[str]) -> Order:
     return tuple(order)
 
 
-def _only(order: Order, microbatches: int) -> Order:
+def _first_microbatches(order: Order, microbatches: int) -> Order:
     return tuple(action for action in order if action.microbatch < microbatches)

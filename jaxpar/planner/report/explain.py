@@ -8,7 +8,7 @@ from rich.console import Console
 
 from jaxpar.compiler.report.screen import print_lines
 from jaxpar.config.kinds import kind_clause
-from jaxpar.layout.choices.reasons import why
+from jaxpar.layout.choices.reasons import choice_reasons
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.report import words
@@ -50,11 +50,11 @@ def _settings(file: PlanFile) -> list[tuple[str, str]]:
             for kind, choice in plan.attention.items()
         ),
         *(
-            (f"linear attention{kind_clause(kind)}", f"{choice.name}: {why(choice)}")
+            (f"linear attention{kind_clause(kind)}", f"{choice.name}: {choice_reasons(choice)}")
             for kind, choice in plan.linear_attention.items()
         ),
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
-        *([("states", f"{states.name}: {why(states)}")] if (states := plan.state_messages).reason else []),
+        *([("states", f"{states.name}: {choice_reasons(states)}")] if (states := plan.state_messages).reason else []),
         *(("experts", line) for line in words.exchanges(plan, file.config.parallel)),
         *((plural(run.layers, "layer"), words.activations(run.activations)) for run in plan.runs),
     ]

@@ -11,7 +11,7 @@ from jaxpar.config.axes import MESH_AXES
 from jaxpar.config.kinds import kind_clause
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.config.schema import ParallelConfig
-from jaxpar.config.spelling import one_of, printable
+from jaxpar.config.spelling import join_or, printable
 from jaxpar.cost.layout import Layout
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.pages.units import percent, plural, seconds, size
@@ -191,7 +191,7 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
         return "Intervals are those of dense models: two runs with experts were compared (docs/prediction-errors.md)."
     if not names:
         return None
-    return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
+    return f"{MARK} never measured: no published run used {join_or(names)}; --avoid {names[0]} leaves it out."
 
 
 def certainty(plans: Sequence[Planned], spread: Spread) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxpar.config import UserError
 from jaxpar.config.axes import AXES
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.config.spelling import did_you_mean, join_or, quoted
 from jaxpar.cost.layout import Layout
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, schedule_name
@@ -55,7 +55,7 @@ def _checked(name: str, value: str) -> str:
     known = NAMED.get(name)
     if known is not None:
         if value not in known:
-            raise UserError(f"--fix {name}: expected {one_of(known)}, got {quoted(value)}{did_you_mean(value, known)}")
+            raise UserError(f"--fix {name}: expected {join_or(known)}, got {quoted(value)}{did_you_mean(value, known)}")
         return value
     if name == "remat":
         return value
@@ -92,7 +92,7 @@ def parse_avoided(given: Sequence[str]) -> frozenset[str]:
     for text in given:
         for name in (part.strip() for part in text.split(",")):
             if name not in AVOIDABLE:
-                near = did_you_mean(name, AVOIDABLE) or f"; expected {one_of(AVOIDABLE)}"
+                near = did_you_mean(name, AVOIDABLE) or f"; expected {join_or(AVOIDABLE)}"
                 raise UserError(f"--avoid {quoted(name)}: no such mechanism is searched{near}")
             several = {OFFLOAD: {ACTIVATIONS, OPTIMIZER}, UNMEASURED: NEVER_MEASURED}
             found |= several.get(name, {name})

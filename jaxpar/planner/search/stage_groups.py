@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import one_of
+from jaxpar.config.spelling import join_or
 from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.pages.units import plural
@@ -71,11 +71,11 @@ def check_stages(cluster: Cluster, fixed: Mapping[str, str]) -> None:
     if stages > cluster.devices:
         raise UserError(
             f"--fix pipe={stages}: there are {cluster.devices} GPUs, and a stage needs at least one; expected "
-            f"{one_of(map(str, whole[:8]))}"
+            f"{join_or(map(str, whole[:8]))}"
         )
     size = cluster.devices / stages
     group = next((one for one in cluster.groups if (one.hosts * each) % size), cluster.groups[0])
     raise UserError(
         f"--fix pipe={stages}: the {group.hosts} x {each} GPUs of group {group.name} are not a whole number of stages "
-        f"of {size:g} GPUs, and each stage is on one kind of host; expected {one_of(map(str, whole[:8]))}"
+        f"of {size:g} GPUs, and each stage is on one kind of host; expected {join_or(map(str, whole[:8]))}"
     )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config import Config, UserError
 from jaxpar.data.text import Encode
 from jaxpar.generation.generator import Continuation
@@ -146,7 +146,7 @@ class Conversations:
 
     def _ask(self, rollouts: Sequence[_Rollout]) -> None:
         """Let the environments of rollouts answer, in the process that has them; every process hears the same."""
-        answers: list[dict[str, Any]] = from_first(lambda: [self._answer(one) for one in rollouts])
+        answers: list[dict[str, Any]] = run_on_process_0(lambda: [self._answer(one) for one in rollouts])
         for one, made in zip(rollouts, answers, strict=True):
             said: list[int] = made.get("tokens", [])
             has_room = len(one.tokens) + len(said) < self._tokens

@@ -13,12 +13,12 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.config.user_code import is_user_code, load_function
 from jaxpar.rl.rewards.json import (
+    equal_json,
     is_json,
     is_schema_file,
     json_fields,
     json_length,
     parsed,
-    same_json,
     schema,
     schema_reward,
     think,
@@ -35,7 +35,7 @@ def exact(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[s
 def is_right(text: str, wanted: Any) -> bool:
     """Whether a text is that of an answer without spaces around it; the same JSON where that is an object or a list."""
     if isinstance(wanted, Mapping | list):
-        return same_json(parsed(text), wanted)
+        return equal_json(parsed(text), wanted)
     return text.strip() == str(wanted).strip()
 
 

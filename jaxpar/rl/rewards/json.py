@@ -91,12 +91,12 @@ def parsed(text: str) -> object:
     return NO_JSON if _is_deep(value) else value
 
 
-def same_json(one: object, other: object) -> bool:
+def equal_json(one: object, other: object) -> bool:
     """Whether two values are the same JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same_json(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(equal_json(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same_json, one, other))
+        return len(one) == len(other) and all(map(equal_json, one, other))
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
@@ -104,7 +104,7 @@ def _share(value: object, wanted: object) -> float:
     if value is NO_JSON:
         return 0.0
     fields, others = dict(_fields(wanted)), dict(_fields(value))
-    return sum(key in others and same_json(others[key], one) for key, one in fields.items()) / len(fields)
+    return sum(key in others and equal_json(others[key], one) for key, one in fields.items()) / len(fields)
 
 
 def _fields(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], object]]:

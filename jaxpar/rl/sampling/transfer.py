@@ -49,13 +49,13 @@ class WeightTransfer:
     def _moved(self, frozen: set[Any], path: Any, leaf: jax.Array, where: NamedSharding) -> jax.Array:
         if path in self._frozen:
             return self._frozen[path]
-        there = jax.device_put(self._in_order(path, leaf), where)
+        there = jax.device_put(self._to_generation(path, leaf), where)
         self.moved_bytes += there.dtype.itemsize * prod(where.shard_shape(there.shape)) * where.mesh.size
         if self._apart and path in frozen:
             self._frozen[path] = there
         return there
 
-    def _in_order(self, path: Any, leaf: jax.Array) -> jax.Array:
+    def _to_generation(self, path: Any, leaf: jax.Array) -> jax.Array:
         """A weight in the dtype of generation, the layers of a stack in the order of the model."""
         source = leaf.sharding
         assert isinstance(source, NamedSharding), "weights are on a mesh"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxpar.checkpoint.digests import Entry
 from jaxpar.checkpoint.errors import Damage
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.training.island_jobs import array_files
 from jaxpar.training.island_jobs.exchange import Exchange
 
@@ -52,7 +52,7 @@ class Contributions:
     def check(self, islands: Iterable[str]) -> None:
         """Check the contributions of those islands that were not checked yet."""
         if new := [island for island in islands if island not in self._checked]:
-            records = from_first(lambda: {island: self._record(island) for island in new})
+            records = run_on_process_0(lambda: {island: self._record(island) for island in new})
             files = [
                 (island, self._exchange.contribution_file(self._index, island, name), Entry(*entry))
                 for island, (_, why, entries) in records.items() if why is None for name, entry in entries.items()

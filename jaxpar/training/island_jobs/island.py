@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxpar.checkpoint.digests import Entry
 from jaxpar.checkpoint.errors import Damage, reason
-from jaxpar.checkpoint.processes import from_first, judged
+from jaxpar.checkpoint.processes import judged, run_on_process_0
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.config.spelling import named
@@ -60,30 +60,30 @@ class Island:
 
     def start(self, parts: Parts, saves: Iterable[Part]) -> None:
         """Take the newest outer state of the exchange; these weights are the first one, where there is none."""
-        if from_first(lambda: self.exchange.newest() == 0 and self.exchange.stored(0) is None):
+        if run_on_process_0(lambda: self.exchange.newest() == 0 and self.exchange.stored(0) is None):
             self.shared, self.momentum = parts, {part: np.zeros_like(array) for part, array in parts.items()}
             self._store(0, None, saves)
         self._take_newest(parts)
 
     def begin(self) -> None:
         """Say that this island works on the round."""
-        from_first(lambda: self.exchange.begin(self.round))
+        run_on_process_0(lambda: self.exchange.begin(self.round))
 
     def contribute(self, parts: Parts, saves: Iterable[Part], steps: int, tokens: int) -> None:
         """Add the outer gradient of these weights to the round, unless it is closed, or has one of before a restart."""
         island = self.exchange.island
-        if from_first(lambda: self.exchange.is_over(self.round)):
+        if run_on_process_0(lambda: self.exchange.is_over(self.round)):
             return
         gradients = {part: outer_gradient(self.shared[part], parts[part]) for part in saves}
         finite = judged(json_text(all(bool(np.isfinite(one).all()) for one in gradients.values())), _all)
         if not finite:
             self.say(f"This island does not contribute to round {self.round}: its weights are not finite.")
-            from_first(lambda: self.exchange.leave(self.round))
+            run_on_process_0(lambda: self.exchange.leave(self.round))
             return
         file = lambda name: self.exchange.contribution_file(self.round, island, name)
         files = array_files.written(self.exchange.folder, file, gradients, self.config.wire)
         record = Contribution(self.round, self.digest, self._weights, steps, tokens, files)
-        from_first(lambda: self.exchange.contribute(record))
+        run_on_process_0(lambda: self.exchange.contribute(record))
 
     def settle(self, stops: Callable[[], bool]) -> Closed | None:
         """Wait until the round is closed, or close it; returns who is accepted.
@@ -96,10 +96,10 @@ class Island:
         """
         began, pause, told = time.monotonic(), 0.01, ""
         while True:
-            liveness.at(f"waiting for other islands in round {self.round}")
-            self._contributions.check(from_first(lambda: self.exchange.contributed(self.round)))
+            liveness.report_activity(f"waiting for other islands in round {self.round}")
+            self._contributions.check(run_on_process_0(lambda: self.exchange.contributed(self.round)))
             late = time.monotonic() - began >= self.config.wait_s
-            outcome = from_first(lambda late=late, pause=pause: self._look(late, pause))
+            outcome = run_on_process_0(lambda late=late, pause=pause: self._look(late, pause))
             if "closed" in outcome:
                 return Closed(**outcome["closed"])
             if outcome["too_few"] not in ("", told):
@@ -111,12 +111,14 @@ class Island:
     def advance(self, closed: Closed, saves: Iterable[Part]) -> None:
         """Take the next outer state: by the accepted contributions, or the newest that the folder has."""
         following, like = closed.round + 1, list(self.shared)
-        if from_first(self.exchange.newest) > following:
+        if run_on_process_0(self.exchange.newest) > following:
             self._take_newest(like)
         elif (why := self._update(closed)) is None:
             if closed.closed_by == self.exchange.island:
                 self._store(following, closed.following, saves)
-                if (why := from_first(lambda: self.exchange.prune(following - self.config.keep_rounds))) is not None:
+                if (
+                    why := run_on_process_0(lambda: self.exchange.prune(following - self.config.keep_rounds))
+                ) is not None:
                     self.say(f"Arrays of old rounds stay in {named(self.exchange.folder.path)} for now ({why}).")
         else:
             self.say(f"Round {closed.round}: {why}; this island waits for the outer state that another one stores.")
@@ -192,9 +194,9 @@ class Island:
 
     def _take_newest(self, like: Iterable[Part]) -> None:
         """Read the newest stored outer state that is intact, and repeat the rounds that were closed after it."""
-        like, newest = list(like), from_first(self.exchange.newest)
+        like, newest = list(like), run_on_process_0(self.exchange.newest)
         while (why := self._reached(newest, like)) is not None:
-            before, newest = newest, from_first(self.exchange.newest)
+            before, newest = newest, run_on_process_0(self.exchange.newest)
             if newest == before:  # else others went on, and may have removed what was read here
                 raise UserError(
                     f"islands.folder: {named(self.exchange.folder.path)}: {why}; expected it as it was written"
@@ -202,11 +204,11 @@ class Island:
 
     def _reached(self, newest: int, like: list[Part]) -> str | None:
         """Take the outer state before the round `newest`; where that cannot be done, returns why."""
-        states = from_first(lambda: [n for n in range(newest, -1, -1) if self.exchange.stored(n) is not None])
+        states = run_on_process_0(lambda: [n for n in range(newest, -1, -1) if self.exchange.stored(n) is not None])
         if not any(self._load(index, like) for index in states):
             return f"none of its {plural(len(states), 'outer state')} is intact"
         while self.round < newest:
-            record = from_first(lambda: asdict(self._closed(self.round)))  # pyright: ignore[reportArgumentType] (before the newest)
+            record = run_on_process_0(lambda: asdict(self._closed(self.round)))  # pyright: ignore[reportArgumentType] (before the newest)
             closed = Closed(**record)
             if (why := self._update(closed)) is not None:
                 return f"round {self.round} cannot be repeated ({why}), and no later outer state is stored"
@@ -224,7 +226,7 @@ class Island:
 
     def _load(self, index: int, like: Iterable[Part]) -> bool:
         """Take the outer state before a round; False where its files are damaged."""
-        stored = Stored(**from_first(lambda: asdict(self.exchange.stored(index) or _MISSING)))
+        stored = Stored(**run_on_process_0(lambda: asdict(self.exchange.stored(index) or _MISSING)))
         path = lambda name: self.exchange.state_file(index, stored.stored_by, name)
         files = [(stored.stored_by, path(name), Entry(*entry)) for name, entry in stored.files.items()]
         damaged = array_files.damaged(self.exchange.folder, files)
@@ -252,15 +254,15 @@ class Island:
         path = lambda name: self.exchange.state_file(index, island, name)
         files = array_files.written(self.exchange.folder, path, parts, None)
         record = Stored(index, digest or digest_of(dict(files)), island, files)
-        if not from_first(lambda: self.exchange.store(record)):
-            from_first(lambda: self.exchange.folder.remove(self.exchange.state_file(index, island, "")))
+        if not run_on_process_0(lambda: self.exchange.store(record)):
+            run_on_process_0(lambda: self.exchange.folder.remove(self.exchange.state_file(index, island, "")))
 
     def _wait_until_stored(self, index: int) -> None:
         """Wait for the outer state before a round, or a later one, as long as for an outer gradient."""
         began = time.monotonic()
         ready = lambda: self.exchange.newest() > index or self.exchange.stored(index) is not None
-        while not from_first(ready) and from_first(lambda: time.monotonic() - began < self.config.wait_s):
-            liveness.at(f"waiting for the outer state of round {index}")
+        while not run_on_process_0(ready) and run_on_process_0(lambda: time.monotonic() - began < self.config.wait_s):
+            liveness.report_activity(f"waiting for the outer state of round {index}")
             time.sleep(0.05)
 
 

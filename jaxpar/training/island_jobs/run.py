@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxpar.checkpoint.facts import BASE
-from jaxpar.checkpoint.processes import from_first, is_first
+from jaxpar.checkpoint.processes import is_first, run_on_process_0
 from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.spelling import named
 from jaxpar.data.randomness import random_bits
@@ -44,7 +44,7 @@ class IslandRun(Run):
         super().__init__(*args, **kwargs)
         assert self.config.islands.folder is not None, "the run of an island"
         exchange = Exchange(Path(self.config.islands.folder).expanduser(), self.config.run.name)
-        from_first(lambda: exchange.check(self._agreed))
+        run_on_process_0(lambda: exchange.check(self._agreed))
         say = lambda text: self._listeners.message(text)
         self.island = Island(exchange, self.config.islands, self._digest, say)
         self._lock = RunLock(exchange.folder.path / "islands" / exchange.island)
@@ -88,7 +88,7 @@ class IslandRun(Run):
     def _check_saved(self, facts: Mapping[str, Any]) -> None:
         if (saved := facts.get(ISLAND)) is None:
             return
-        digest = from_first(lambda: self.island.exchange.digest(saved["round"]))
+        digest = run_on_process_0(lambda: self.island.exchange.digest(saved["round"]))
         if digest != saved["digest"]:
             folder = named(self.island.exchange.folder.path)
             what = "has no such outer state" if digest is None else "is the exchange of another run"
@@ -105,7 +105,7 @@ class IslandRun(Run):
     def step(self) -> StepMetrics:
         """See `Run`; after the last step of a round, the exchange."""
         if not self._joined:
-            liveness.at("joining the other islands", busy=True)
+            liveness.report_activity("joining the other islands", busy=True)
             with self.timer.paused():
                 self._join()
             if self._steps > self._base_step and self._is_exchange_due():  # it was stopped while it waited
@@ -125,9 +125,9 @@ class IslandRun(Run):
 
     def _join(self) -> None:
         """Take the newest outer state; the weights of a checkpoint continue where its round is still open."""
-        if (notice := from_first(self._lock.take)) is not None:
+        if (notice := run_on_process_0(self._lock.take)) is not None:
             self._listeners.message(notice)
-        from_first(lambda: self.island.exchange.join(self._agreed))
+        run_on_process_0(lambda: self.island.exchange.join(self._agreed))
         self._steps = self._base_step = int(self.state.step)
         island: Island = self.island
         island.start(*self._weights.parts(self.state.master))
@@ -173,7 +173,7 @@ class IslandRun(Run):
 
     def _contribute(self) -> frozenset[Part]:
         """Write the outer gradient; returns the parts of the weights that this process saves."""
-        liveness.at(f"writing its outer gradient after step {self._steps}", busy=True)
+        liveness.report_activity(f"writing its outer gradient after step {self._steps}", busy=True)
         data, steps = self.config.data, self._steps - self._base_step
         parts, saves = self._weights.parts(self.state.master)
         self.island.contribute(parts, saves, steps, steps * data.batch_size * data.sequence_length)

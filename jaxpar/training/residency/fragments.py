@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import (
     DEVICE,
+    is_on_host,
     map_row_pieces,
     map_taken_rows,
-    on_host,
     replaced_rows,
     rows_of_piece,
     streamed,
@@ -83,7 +83,7 @@ class Fragments:
     def _map_leaf_rows(
         self, function: Callable[..., Rows], leaf: Rows, along: Rows, rows: Indices, stack: bool
     ) -> Rows:
-        if not on_host(leaf):
+        if not is_on_host(leaf):
             return function(leaf if self._fragments == 1 else _rows_of(leaf, rows), along)
         if self._fragments == 1:
             return map_row_pieces(function, leaf, rows_of_piece(leaf), along=(along,))
@@ -127,15 +127,15 @@ class Fragments:
     ) -> tuple[Rows, ...]:
         every = lambda piece, along: function(*piece, along)
         if self._fragments == 1:
-            return streamed(every, old, along, rows_of_piece(old)) if on_host(old[0]) else every(old, along)
-        if on_host(old[0]) and stack:
+            return streamed(every, old, along, rows_of_piece(old)) if is_on_host(old[0]) else every(old, along)
+        if is_on_host(old[0]) and stack:
             return replaced_rows(every, old, along, rows)
 
         def some(here: tuple[Rows, ...], along: Rows) -> tuple[Rows, ...]:
             new = function(*(_rows_of(leaf, rows) for leaf in here), along)
             return tuple(_with_rows(leaf, rows, part) for leaf, part in zip(here, new, strict=True))
 
-        return streamed(some, old, along, None) if on_host(old[0]) else some(old, along)
+        return streamed(some, old, along, None) if is_on_host(old[0]) else some(old, along)
 
     def _rows(self, leaves: list[Rows], step: Steps) -> list[Indices]:
         """Indices of this device's rows of each weight in the fragment of `step`; beyond the last one for none."""

@@ -37,7 +37,7 @@ def send_gradients(gradient: Sequence[Rows], message_dtype: str | None, *, besid
     exchange = sum_over_islands if message_dtype is None else gather_from_islands
 
     def send(indices: list[int], axes: frozenset[str]) -> Parcel:
-        each = [encode_message(_in_rows(gradient[index]), message_dtype).reshape(-1) for index in indices]
+        each = [encode_message(_to_rows(gradient[index]), message_dtype).reshape(-1) for index in indices]
         parcel = jnp.concatenate(
             lax.optimization_barrier(vary(each, axes))
         )  # a barrier, or XLA copies weights into the message's layout
@@ -77,18 +77,18 @@ def mean_gradients(parcels: Sequence[Parcel], like: Sequence[Rows], message_dtyp
 def _sum(part: Parcel, like: Rows, message_dtype: str | None) -> Rows:
     if message_dtype is None:
         return part.reshape(like.shape)
-    islands, (rows, elements) = len(part), _in_rows(like).shape
+    islands, (rows, elements) = len(part), _to_rows(like).shape
     each = decode_message(part.reshape(islands * rows, -1), elements, message_dtype)
     return each.reshape(islands, *like.shape).sum(axis=0)
 
 
 def _length(rows: Rows, message_dtype: str | None) -> int:
     """Elements of the rows in a message."""
-    height, elements = _in_rows(rows).shape
+    height, elements = _to_rows(rows).shape
     return height * (elements if message_dtype is None else message_bytes(elements, message_dtype))
 
 
-def _in_rows(rows: Rows) -> Float[Array, "rows elements"]:
+def _to_rows(rows: Rows) -> Float[Array, "rows elements"]:
     return rows.reshape(1 if rows.ndim == 1 else len(rows), -1)
 
 

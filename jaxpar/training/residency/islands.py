@@ -61,7 +61,7 @@ class IslandStep:
             message = lambda: self._message(self._gradient(outer.weights, new.master, done), beside=False)
             outer = self._outer(outer, message, done, arguments.outer)
         mix = lambda master: self._mixed(master, outer, done - delay, arguments.outer)
-        new = new._replace(master=self._if_sent(done - delay, mix, new.master))
+        new = new._replace(master=self._change_if_sent(done - delay, mix, new.master))
         return left(new, outer), stacked(measured.metrics)
 
     def _eager_step(
@@ -87,7 +87,7 @@ class IslandStep:
     def _fragments(self) -> Fragments:
         return Fragments(self.layout)
 
-    def _if_sent[Tree](self, step: Steps, change: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    def _change_if_sent[Tree](self, step: Steps, change: Callable[[Tree], Tree], tree: Tree) -> Tree:
         """`change(tree)` where a fragment is sent after `step` steps, else the tree; the same on all devices."""
         alike = lambda old: jax.tree.map(lambda new, old: new.astype(old.dtype), change(old), old)
         return lax.cond(self._fragments.sent(step), alike, lambda tree: tree, tree)
@@ -155,7 +155,7 @@ class IslandStep:
             mean = mean_gradients(message(), self._fragments.zeros(outer.weights, step), self._wire)
             return OuterState(*self._fragments.changed(outer, apart(update), mean, step))
 
-        return self._if_sent(step, change, outer)
+        return self._change_if_sent(step, change, outer)
 
     def _mixed(self, master: Weights, outer: OuterState, step: Steps, arguments: OuterArguments) -> Weights:
         mix = apart(lambda shared, local: mixed(local, shared, arguments.mix))

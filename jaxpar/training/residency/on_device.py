@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import ReadPart
-from jaxpar.layout.islands import ISLAND_WEIGHTS, ROUND_START, on_each_island, partition_over_islands
+from jaxpar.layout.islands import ISLAND_WEIGHTS, ROUND_START, partition_over_islands, replicate_over_islands
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
@@ -151,7 +151,7 @@ class OnDevice:
     def _island_copies(self, master: Weights) -> Weights:
         """Copies of the weights, one of each island."""
         where = self.layout.state_shardings(self.mesh).optimizer[ISLAND_WEIGHTS]
-        copies = partial(on_each_island, islands=self.layout.plan.axes.islands)
+        copies = partial(replicate_over_islands, islands=self.layout.plan.axes.islands)
         return jax.jit(lambda master: copies(jax.device_put(master, DEVICE)), out_shardings=where)(master)
 
     def train(self, measure: Measure, metrics: Any) -> Any:

@@ -27,7 +27,7 @@ from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.build import mapped
-from jaxpar.mesh.parameters import Nested, Weights, only
+from jaxpar.mesh.parameters import Nested, Weights, subtree_like
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
@@ -117,7 +117,7 @@ class OnDisk(OnDevice):
     @cached_property
     def _dtypes(self) -> Nested[jnp.dtype]:
         """The dtypes of the copies on the device."""
-        return only(self.layout.placements.storage_dtypes, self.layout.master)
+        return subtree_like(self.layout.placements.storage_dtypes, self.layout.master)
 
     def fetched(self, weight: DiskArray, dtype: jnp.dtype) -> jax.Array:
         """All of an on-disk weight on the device, in storage dtype; its pieces pass through the host one by one."""

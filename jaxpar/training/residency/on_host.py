@@ -24,8 +24,8 @@ from jaxpar.layout.state import TrainState, join_weights, weight_states
 from jaxpar.memory.streaming import (
     DEVICE,
     fetched_rows,
+    is_on_host,
     map_row_pieces,
-    on_host,
     rows_of_piece,
     streamed,
     to_host,
@@ -36,7 +36,7 @@ from jaxpar.mesh.build import mapped
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import reduced_gradient
-from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
+from jaxpar.mesh.parameters import Arrays, Nested, Weights, subtree_like
 from jaxpar.mesh.placements import WeightPlacement
 from jaxpar.optim.norm import squares
 from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
@@ -55,12 +55,12 @@ class OnHost(OnDevice):
     # ---- inside the map
 
     def marked(self, master: Weights) -> Weights:
-        mark = lambda a, streams: to_host(a) if streams and not on_host(a) else a
+        mark = lambda a, streams: to_host(a) if streams and not is_on_host(a) else a
         return jax.tree.map(mark, master, self._streams)
 
     def here(self, master: Weights) -> Weights:
         """Master weights on the device, in storage dtype, without a copy of all in master dtype there."""
-        dtypes = only(self.layout.placements.storage_dtypes, master)
+        dtypes = subtree_like(self.layout.placements.storage_dtypes, master)
         fetch = lambda weight, dtype: fetched_rows(weight, dtype, rows_of_piece(weight))
         one = lambda a, streams, dtype: fetch(a, dtype) if streams and not is_coded_stack(a) else a
         with jax.named_scope("stored_weights"):

@@ -12,8 +12,8 @@ from jaxpar.layout.islands import OUTER_MOMENTUM, with_outer_state
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_options import cpu_options
-from jaxpar.memory.streaming import fetched_rows, on_host, rows_of_piece, to_host
-from jaxpar.mesh.parameters import Weights, only
+from jaxpar.memory.streaming import fetched_rows, is_on_host, rows_of_piece, to_host
+from jaxpar.mesh.parameters import Weights, subtree_like
 from jaxpar.training.residency.on_device import OnDevice
 
 
@@ -24,8 +24,8 @@ class OuterOnHost(OnDevice):
 
     def here(self, master: Weights) -> Weights:
         """Weights on the device: evaluation reads the global ones, in storage dtype; those of an island are there."""
-        fetch = lambda a, dtype: fetched_rows(a, dtype, rows_of_piece(a)) if on_host(a) else a
-        return jax.tree.map(fetch, master, only(self.layout.placements.storage_dtypes, master))
+        fetch = lambda a, dtype: fetched_rows(a, dtype, rows_of_piece(a)) if is_on_host(a) else a
+        return jax.tree.map(fetch, master, subtree_like(self.layout.placements.storage_dtypes, master))
 
     # ---- outside
 

@@ -71,7 +71,7 @@ class SavedState:
                 return self._rows(path, leaf, lambda: leaf)
             if (order := self._moves(path)) is None:
                 return leaf
-            where = _on_device(_fitting(leaf.sharding, self._shape(path, leaf)))
+            where = _device_sharding(_fitting(leaf.sharding, self._shape(path, leaf)))
             return _moved(leaf, order.row_of_layer, where, where.with_memory_kind(PINNED))
 
         return jax.tree_util.tree_map_with_path(one, state)
@@ -82,7 +82,7 @@ class SavedState:
         def one(path: Any, leaf: jax.Array | DiskArray, like: Any) -> Any:
             if isinstance(leaf, DiskArray) or (order := self._moves(path)) is None:
                 return leaf
-            moved = _moved(leaf, order.places, _on_device(leaf.sharding), like.sharding)
+            moved = _moved(leaf, order.places, _device_sharding(leaf.sharding), like.sharding)
             leaf.delete()
             return moved
 
@@ -90,7 +90,7 @@ class SavedState:
 
     def _moves(self, path: Any) -> StackOrder | None:
         """The order of the stack of layers at `path` of the state; None where a checkpoint has the same rows."""
-        stacked = not self._order.in_order and any(getattr(key, "key", None) == LAYERS for key in path)
+        stacked = not self._order.is_ordered and any(getattr(key, "key", None) == LAYERS for key in path)
         return self._order.stack_at(path) if stacked else None
 
     def _shape(self, path: Any, like: Any) -> tuple[int, ...]:
@@ -123,8 +123,8 @@ def _moved(stack: jax.Array, rows: np.ndarray, where: NamedSharding, to: NamedSh
 
     It waits until they are there, so that no two stacks are moved at a time.
     """
-    here = jax.device_put(stack, _on_device(stack.sharding))
-    taken = _taken(here, tuple(rows.tolist()), where, _on_device(to))
+    here = jax.device_put(stack, _device_sharding(stack.sharding))
+    taken = _taken(here, tuple(rows.tolist()), where, _device_sharding(to))
     return jax.device_put(taken, to).block_until_ready()
 
 
@@ -136,7 +136,7 @@ def _taken(stack: jax.Array, rows: tuple[int, ...], where: NamedSharding, to: Na
     return split(split(jnp.where(layers, taken, jnp.zeros_like(taken)), where), to)
 
 
-def _on_device(sharding: Any) -> NamedSharding:
+def _device_sharding(sharding: Any) -> NamedSharding:
     """The parts of a `NamedSharding`, in device memory."""
     return NamedSharding(sharding.mesh, sharding.spec)
 

@@ -34,7 +34,7 @@ def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Pla
     Raises:
         UserError: `make` refused, here or on another process, or the plans of two processes differ in what they run.
     """
-    liveness.at("agreeing on the plan", busy=True)
+    liveness.report_activity("agreeing on the plan", busy=True)
     plan, failure, mine = None, None, {}
     try:
         plan = make()
@@ -158,7 +158,7 @@ def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[De
     ]
     if not open_ or devices[0].platform != "gpu":
         return plan
-    liveness.at("comparing attention with plain XLA", busy=True)
+    liveness.report_activity("comparing attention with plain XLA", busy=True)
     wrong = False
     for request in open_:
         if comparison.compared(request):  # of another kind of layers

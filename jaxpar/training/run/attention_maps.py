@@ -25,14 +25,14 @@ from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.stages import mask_of, stages_of
 from jaxpar.layout.state import all_weights
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.memory.disk_array import in_memory
+from jaxpar.memory.disk_array import load_disk_arrays
 from jaxpar.mesh.axes import varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, layer_of_kind
-from jaxpar.runtime.batch import one_document_rows
+from jaxpar.runtime.batch import single_document_fields
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.train_step import TrainStep
@@ -64,9 +64,9 @@ def attention_weights(trainer: Run, tokens: np.ndarray, layer: int) -> Float[np.
         raise UserError("attention weights are computed in one process: restore the checkpoint in a run of its own")
     step = _on_one_device(trainer)
     ordered = SavedState(trainer.layout.abstract_state(trainer.mesh), trainer.layout.order)
-    whole = jax.device_get(all_weights(ordered.outgoing(in_memory(trainer.state))))
+    whole = jax.device_get(all_weights(ordered.outgoing(load_disk_arrays(trainer.state))))
     weights = jax.device_put(whole, shardings(step.mesh, step.layout.weights))
-    return np.asarray(_weights_function(step, layer)(weights, one_document_rows(np.asarray(tokens)[None])))
+    return np.asarray(_weights_function(step, layer)(weights, single_document_fields(np.asarray(tokens)[None])))
 
 
 def _on_one_device(trainer: Run) -> TrainStep:

@@ -10,7 +10,7 @@ import jax
 
 from jaxpar.checkpoint.errors import is_of_file, reason
 from jaxpar.checkpoint.facts import MONITOR
-from jaxpar.checkpoint.processes import PATIENCE_S, from_first, gather
+from jaxpar.checkpoint.processes import PATIENCE_S, gather, run_on_process_0
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.spelling import named
@@ -86,20 +86,22 @@ class _Loop:
                 return self._run(changes)
 
     def _check_first_weights(self) -> None:
-        if self.config.run.init_from is not None and from_first(self.folder.starts_over):
-            liveness.at("looking into run.init_from", busy=True)
+        if self.config.run.init_from is not None and run_on_process_0(self.folder.starts_over):
+            liveness.report_activity("looking into run.init_from", busy=True)
             self.trainer.models.first  # noqa: B018 (refused, where it does not fit, before a file is written)
 
     def _claim(self, fetch: Callable[[], str | None] | None = None) -> list[str]:
         """Lock the run's folder, and fetch what it lacks; returns how the configuration has changed."""
-        liveness.at("looking into its folder" if fetch is None else "looking into its folder and run.mirror")
-        changes, notices = from_first(lambda: self.folder.claim(fetch))
+        liveness.report_activity(
+            "looking into its folder" if fetch is None else "looking into its folder and run.mirror"
+        )
+        changes, notices = run_on_process_0(lambda: self.folder.claim(fetch))
         for notice in notices:
             self.listeners.message(notice)
         return changes
 
     def _run(self, changes: list[str]) -> Summary:
-        liveness.at("restoring a checkpoint")
+        liveness.report_activity("restoring a checkpoint")
         restored = self._restore()
         if self.config.run.init_optimizer and not restored and not self.trainer.steps_done:
             self.trainer.take_over(self.listeners.message)
@@ -107,7 +109,7 @@ class _Loop:
             self.trainer.provide_reference(self.listeners)
             report_first_weights(self.trainer, self.listeners.message)
         done = self.trainer.steps_done
-        if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
+        if done >= self.config.run.steps and (earlier := run_on_process_0(self._summary)) is not None:
             self.folder.check_finished_unchanged(done, changes)
             self.listeners.message(
                 f"{self.folder.path} already has its {plural(done, 'step')}, and nothing was changed; "
@@ -116,9 +118,9 @@ class _Loop:
             return Summary(**earlier)
         self._announce(done + 1, changes, "" if restored else self.trainer.taken_over)
         with termination() as signals:
-            self.trainer.stops = signals.asked
+            self.trainer.stops = signals.requested
             stopped = self._train(done + 1, signals)
-            liveness.at("waiting for the last save")
+            liveness.report_activity("waiting for the last save")
             self.saves.finish()
             if stopped:
                 self.listeners.message(
@@ -137,7 +139,7 @@ class _Loop:
         self.milestones.clock.start(first)
         with self._profile() as profile:
             while step <= steps:
-                liveness.at(f"in step {step}", in_step=True)
+                liveness.report_activity(f"in step {step}", in_step=True)
                 if profile is not None:
                     profile.before_step(step)
                 with step_annotation(step):
@@ -145,14 +147,14 @@ class _Loop:
                 self.progress.dispatched(self.trainer.last_pairs, self.trainer.last_metrics)
                 if profile is not None:
                     if profile.stops_after(step):
-                        liveness.at("writing a profile")
+                        liveness.report_activity("writing a profile")
                     profile.after_step(step, metrics)
                 # The step before is logged while this one runs; this one is void if that goes back to a checkpoint.
                 if previous is not None and (reached := self._complete(step - 1, previous)) != step - 1:
                     step, previous = reached + 1, None
                     continue
                 previous = metrics
-                stop = signals.asked() and step < steps
+                stop = signals.requested() and step < steps
                 # A step that is over when the call returns leaves nothing to overlap its logging with.
                 over = not self.trainer.functions.residency.asynchronous
                 if over or step in (first, steps) or self.milestones.due_after(step) or stop:
@@ -167,7 +169,7 @@ class _Loop:
         done = self.trainer.steps_done
         restored = self.saves.restore(self.trainer.saved.abstract, self.trainer.layout.carried, self._check_saved)
         if restored is None:
-            from_first(self.folder.check_no_checkpoint)
+            run_on_process_0(self.folder.check_no_checkpoint)
             return False
         state, facts = restored
         notice = self.trainer.continue_from(state, facts)
@@ -192,15 +194,15 @@ class _Loop:
         """Refuse a checkpoint of another reference, which takes memory and time before there is a state."""
         self.trainer.models.check_reference(facts)
         self.trainer.provide_reference(self.listeners, (step, facts))
-        liveness.at("restoring a checkpoint")
+        liveness.report_activity("restoring a checkpoint")
 
     def _announce(self, first: int, changes: list[str], taken_over: str) -> None:
         """Write the run's folder, report its plan, and compile; `taken_over` is about the run of earlier steps."""
         trainer, recorded = self.trainer, 0 if taken_over else first - 1
-        liveness.at("writing its folder")
-        from_first(lambda: self.folder.check_metrics(recorded, self.listeners.message))
-        otherwise = recorded > 0 and from_first(lambda: self.folder.plan_changed(trainer.plan))
-        from_first(lambda: self.folder.write(trainer.plan, first - 1))
+        liveness.report_activity("writing its folder")
+        run_on_process_0(lambda: self.folder.check_metrics(recorded, self.listeners.message))
+        otherwise = recorded > 0 and run_on_process_0(lambda: self.folder.plan_changed(trainer.plan))
+        run_on_process_0(lambda: self.folder.write(trainer.plan, first - 1))
         self.milestones.baseline = trainer.baseline()
         self.listeners.start(run_info(trainer, first, str(self.folder.path), self.milestones.baseline))
         notes = start_notes(trainer, first, changes, str(self.folder.path) if otherwise else None)
@@ -214,21 +216,21 @@ class _Loop:
         trainer = self.trainer
         if "compiled" not in vars(trainer):
             self.milestones.announce_compiling("the training step")
-        liveness.at("compiling the step")
+        liveness.report_activity("compiling the step")
         if first == 1:
             trainer.compile_with_initial()
         else:
             trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
         trainer.compile_smaller()
         # On CPUs, Gloo waits for a process that still compiles no longer than 30 s.
-        liveness.at("waiting until all have compiled the step")
+        liveness.report_activity("waiting until all have compiled the step")
         gather("", timeout_s=max(PATIENCE_S, self.config.distributed.pause_timeout_s))
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {size(need)} per device"
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")
         if first == 1:
             self.milestones.announce_compiling("the initial weights")
-            liveness.at("making the initial weights")
+            liveness.report_activity("making the initial weights")
             trainer.state  # noqa: B018 (made now, while the line above reports it)
 
     def _complete(self, step: int, metrics: StepMetrics, stop: bool = False) -> int:
@@ -248,7 +250,7 @@ class _Loop:
         if self.config.watch.on_spike == "report":
             self.monitor.report(step, spike)
             return None
-        liveness.at("waiting for the last save")
+        liveness.report_activity("waiting for the last save")
         newest, before = self.saves.newest_step, self.trainer.left_out
         left_out = self.monitor.batches_to_leave_out(step, spike, newest, before) if newest else before
         if not newest or self.trainer.lacks_rows(left_out):
@@ -256,7 +258,7 @@ class _Loop:
             self.monitor.report(step, spike, because=f"{because}, and ")
             return None
         rollbacks = self.monitor.rollbacks + 1
-        liveness.at("restoring a checkpoint")
+        liveness.report_activity("restoring a checkpoint")
         self.timer.lap()
         with self.timer.paused():
             self.trainer.drop_state()
@@ -272,7 +274,7 @@ class _Loop:
 
     def _account(self, step: int, metrics: StepMetrics) -> Spike | None:
         """Wait for a step and count it; returns a spike if its loss is one."""
-        liveness.at(f"waiting for step {step}", in_step=True)
+        liveness.report_activity(f"waiting for step {step}", in_step=True)
         with self.timer.waiting():
             finite, tokens, loss = jax.device_get((metrics.finite, metrics.tokens, metrics.loss))
         turn = self.timer.turn()
@@ -284,7 +286,7 @@ class _Loop:
         if finite:
             self.monitor.empty(step)
             return None
-        liveness.at(f"looking into step {step}")
+        liveness.report_activity(f"looking into step {step}")
         weights = self.trainer.functions.residency.readable(self.trainer.state.master)
         self.monitor.skipped(step, metrics, weights, self.saves.newest)
         return None

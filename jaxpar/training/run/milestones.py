@@ -46,7 +46,7 @@ class Milestones:
     def after(self, step: int, metrics: StepMetrics, *, stop: bool) -> None:
         """Log, evaluate and save what is due after `step`; `stop` if no step follows."""
         if self.clock.looks(step):
-            liveness.at(f"deciding whether to save after step {step}")
+            liveness.report_activity(f"deciding whether to save after step {step}")
         every = self.config.checkpoint.every
         last = step == self.config.run.steps or stop
         save = self.clock.due(step) or last or (every > 0 and step % every == 0)
@@ -61,7 +61,7 @@ class Milestones:
 
     def finish(self) -> Summary:
         """Sample from the model and summarize the run."""
-        liveness.at("finishing")
+        liveness.report_activity("finishing")
         trainer, timer, config = self.trainer, self.timer, self.config
         finished = trainer.steps_done >= config.run.steps
         if finished and config.evaluation.sample_tokens and trainer.data.validation is not None:
@@ -98,7 +98,7 @@ class Milestones:
 
     def _log_evaluate_save(self, step: int, metrics: StepMetrics, *, stop: bool, save: bool) -> None:
         """Log `step`, and evaluate and save after it if that is due."""
-        liveness.at(f"logging step {step}")
+        liveness.report_activity(f"logging step {step}")
         config, last = self.config, self.config.run.steps
         lap = self.timer.lap(step - self.logged if self.logged else None)
         self.logged = step
@@ -110,13 +110,13 @@ class Milestones:
         self.monitor.features(step, record)
         self.listeners.step(record)
         if save:
-            liveness.at(f"saving step {step}")
+            liveness.report_activity(f"saving step {step}")
             with self.timer.paused():
                 self._save(step, int(metrics.skipped_in_row), must=stop or step == last)
 
     def _evaluate(self, step: int) -> None:
         self.announce_compiling("the evaluation")
-        liveness.at(f"evaluating after step {step}")
+        liveness.report_activity(f"evaluating after step {step}")
         with self.timer.paused():
             metrics = self.trainer.evaluation()
             loss = metrics.pop("loss", None)

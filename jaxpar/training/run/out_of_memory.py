@@ -104,7 +104,7 @@ def _too_large(layout: StepLayout, mesh: Mesh, bytes_each: int, compiled: int | 
     way_out = describe_fit(_search(layout, mesh, limit // sharing, compiled))
     return (
         f"parallel: the step needs {'' if compiled else 'about '}{size(bytes_each, 2)} per device{shared}, and there "
-        f"are {size(limit, 2)}; by shapes, {_by_class(layout, mesh)}; {way_out}"
+        f"are {size(limit, 2)}; by shapes, {_bytes_by_class(layout, mesh)}; {way_out}"
     )
 
 
@@ -135,7 +135,7 @@ def _explanation(layout: StepLayout, mesh: Mesh, error: str, needed: int | None)
     return (
         f"parallel: XLA found no room {purpose} on a device; the step needs "
         f"{'' if needed else 'about '}{size(total, 2)} per device, and there are {size(each, 2)}; by shapes, "
-        f"{_by_class(layout, mesh)}; {describe_fit(_search(layout, mesh, goal, needed))}"
+        f"{_bytes_by_class(layout, mesh)}; {describe_fit(_search(layout, mesh, goal, needed))}"
     )
 
 
@@ -160,7 +160,7 @@ def _readable(asked: str) -> str:
     return size(int(digits), 2) if digits.isdigit() else asked.strip()
 
 
-def _by_class(layout: StepLayout, mesh: Mesh) -> str:
+def _bytes_by_class(layout: StepLayout, mesh: Mesh) -> str:
     """`2.00 GiB of weights, ...`, largest first; what is offloaded only where its memory is the devices' own."""
     names = {
         "optimizer": "master weights and moments",

@@ -27,7 +27,7 @@ from jaxpar.layout.memory.state_storage import offload_rows
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import MESH_AXES, ROUTED_AXES, SHARD_AXES
-from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, only
+from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, subtree_like
 from jaxpar.mesh.placements import REPLICAS, Placement, bytes_per_device, local_shape
 from jaxpar.mesh.quantized.transport import hpz_ranks
 from jaxpar.mesh.rules import mesh_axes_of
@@ -258,7 +258,7 @@ def _own_parameters(layout: StepLayout) -> str:
 
 
 def _bytes(layout: StepLayout, specs: Specs, role: Placement) -> str:
-    return size(bytes_per_device(specs, Placement(only(role.layout, specs), role.dtype), layout.plan.axes))
+    return size(bytes_per_device(specs, Placement(subtree_like(role.layout, specs), role.dtype), layout.plan.axes))
 
 
 def _zero_words(layout: StepLayout) -> str:

@@ -18,12 +18,12 @@ from jaxtyping import Float32, Int
 
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import REFERENCE
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config import Config, UserError
 from jaxpar.config.checks.loss import data_of
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.parts import OBJECTIVES, objectives_of
-from jaxpar.config.spelling import named, one_of, quoted
+from jaxpar.config.spelling import join_or, named, quoted
 from jaxpar.data import Data
 from jaxpar.data.opened import PairedSplit
 from jaxpar.data.tokens.reference_file import ReferenceFile
@@ -62,7 +62,7 @@ def check_pairs(config: Config, data: Data) -> None:
     if has and not answers:
         raise UserError(
             f"loss.name: {name} would train on the rejected answers too, which {where} has; expected "
-            f"loss.name: {one_of(objectives_of(has))}, or a folder of another format"
+            f"loss.name: {join_or(objectives_of(has))}, or a folder of another format"
         )
 
 
@@ -132,7 +132,7 @@ def _stored(part: PairedSplit, source: Model, config: Config) -> tuple[Reference
             values[:] = stored
         return stored is not None
 
-    if from_first(read) and jax.process_count() > 1:
+    if run_on_process_0(read) and jax.process_count() > 1:
         values = np.array(multihost_utils.broadcast_one_to_all(values))
     return file, values
 
@@ -169,7 +169,7 @@ def _compute(
                     "no finite log-probability; expected a model whose weights are finite"
                 )
         done += len(chosen)
-        if stored and (failure := from_first(lambda: _store(file, values))) is not None:
+        if stored and (failure := run_on_process_0(lambda: _store(file, values))) is not None:
             stored = False
             listeners.message(
                 f"{file.path} cannot be written ({failure}): the next start of the run computes its values again."

@@ -73,7 +73,7 @@ class Run(RunSetup):
         self.stops: Callable[[], bool] = lambda: False
         """Whether to stop after this step, for one that waits: all processes ask equally often."""
         name_arrays(self, Run._arrays)
-        liveness.at("ready to train")
+        liveness.report_activity("ready to train")
 
     @property
     def state(self) -> TrainState:
@@ -125,7 +125,7 @@ class Run(RunSetup):
             self._teacher_pass.provide(data, left_out, range(first, last), validation, listeners or Listener())
         elif self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
             self.models.check_reference(self._continued)
-            liveness.at("computing log-probabilities of the reference")
+            liveness.report_activity("computing log-probabilities of the reference")
             provide_reference(
                 self.config, self.data, self.models.reference, list(self.mesh.devices.flat), listeners or Listener()
             )

@@ -10,7 +10,7 @@ from jaxpar import __version__
 from jaxpar.checkpoint import Checkpointer
 from jaxpar.checkpoint.facts import CAME_FROM, CARRIED, SKIPPED_IN_ROW, check_run_facts, read_facts, saved_config
 from jaxpar.checkpoint.folders import listed_steps, step_folder
-from jaxpar.checkpoint.processes import from_first, gather
+from jaxpar.checkpoint.processes import gather, run_on_process_0
 from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.spelling import named, quoted
@@ -65,9 +65,9 @@ def save_now(run: Run, progress: Progress, skipped_in_row: int) -> Path:
         raise UserError("save: expected a step first; a run without one begins again from its configuration")
     saves = Saves(folder.checkpoints, run.config.checkpoint, Listener())
     try:
-        from_first(folder.claim)
-        from_first(lambda: _check_newest(folder, step))
-        from_first(lambda: folder.write(run.plan, step))
+        run_on_process_0(folder.claim)
+        run_on_process_0(lambda: _check_newest(folder, step))
+        run_on_process_0(lambda: folder.write(run.plan, step))
         facts = checkpoint_facts(run, progress, skipped_in_row)
         saves.begin(step, run.saved.outgoing(without_frozen(run.state)), facts, must=True)
         saves.finish()

@@ -84,13 +84,13 @@ class RunSetup:
         if devices is None:
             job = prepare_devices(self.needed_devices(config), config.distributed)
         _use_compile_cache(config.run.compile_cache)
-        liveness.at("finding its devices")
+        liveness.report_activity("finding its devices")
         devices = self.training_devices(config, find_devices() if devices is None else list(devices))
         if job is not None:
             check_devices(job, fixed_devices(config.parallel), devices)
         if plan is not None:
             check_plan_devices(plan, devices)
-        liveness.at("opening its data", busy=True)
+        liveness.report_activity("opening its data", busy=True)
         config = resolve_config(config, len(devices), validated=True)
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=self.data_seed(config))
         check_pairs(config, self.data)

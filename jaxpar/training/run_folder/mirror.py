@@ -123,7 +123,7 @@ class Mirror:
                 self._upload_files()
                 self._failure = self._unread
             except (StoreError, OSError) as error:
-                self._failure = _why(error)
+                self._failure = _failure_reason(error)
         self._note(
             f"{plural(self._uploaded, 'checkpoint')} of this run went to {self.url}; {size(traffic.bytes)} were copied "
             f"from and to stores in all, with {plural(traffic.retries, 'retry', 'retries')}."
@@ -149,7 +149,7 @@ class Mirror:
                     self._waiting.discard(step)
                     self._missed += 1
                     continue
-                self._failure = _why(error)
+                self._failure = _failure_reason(error)
                 self._failures += 1
                 self._note(
                     f"The checkpoint of step {step} is not uploaded yet: {self._failure} (failure {self._failures}); "
@@ -214,17 +214,17 @@ class Mirror:
             except StoreError as error:
                 if read(f"{url}/{MANIFEST}") != text:
                     raise
-                self._not_removed(error)
+                self._record_removal_error(error)
             self._uploaded += 1
         try:
             self._prune(step)
         except (StoreError, OSError) as error:
-            self._not_removed(error)
+            self._record_removal_error(error)
 
-    def _not_removed(self, error: Exception) -> None:
+    def _record_removal_error(self, error: Exception) -> None:
         """Note once why what is to be removed stays in the store: the account may not be allowed to delete."""
         if not self._stays:
-            self._note(f"What retention removes stays in {self.url}: {_why(error)}.")
+            self._note(f"What retention removes stays in {self.url}: {_failure_reason(error)}.")
         self._stays = True
 
     def _wait_for_others(self, url: str, names: list[str], local: int) -> Mapping[str, StoredFile]:
@@ -278,7 +278,7 @@ class Mirror:
                     upload_file(path, f"{self.url}/{name.as_posix()}")
                     self._sizes[name.as_posix()] = state
                 except OSError as error:  # it may not be readable, which costs no checkpoint
-                    self._unread = f"{path}: {_why(error)}"
+                    self._unread = f"{path}: {_failure_reason(error)}"
 
     def _check_owner(self) -> None:
         """The newest start of a run owns its URL: earlier ones, on machines that still run, upload no more."""
@@ -296,5 +296,5 @@ class Mirror:
         return f"{self.url}/{CHECKPOINTS}/{step_name(step)}"
 
 
-def _why(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     return str(error) if isinstance(error, StoreError) else reason(error)

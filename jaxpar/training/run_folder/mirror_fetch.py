@@ -15,7 +15,7 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.spelling import quoted
 from jaxpar.pages.units import size
-from jaxpar.remote.store import at_once, download, listed, read, traffic
+from jaxpar.remote.store import download, listed, read, run_in_threads, traffic
 from jaxpar.remote.upload import MARKER
 from jaxpar.training.run_folder.same_run import forbidden_changes
 
@@ -46,7 +46,7 @@ def fetch(url: str, folder: Path, config: Config) -> str | None:
     there = _fetched(url, folder, newest, checkpoint)
     copies = [partial(copy, name) for name in (*others, *checkpoint) if name != RUN_CONFIG and name not in there]
     copy(RUN_CONFIG)  # first: without it the folder would be no run's
-    at_once(copies)
+    run_in_threads(copies)
     copy(newest + MANIFEST)  # last: without it the checkpoint is not complete
     return (
         f"The checkpoint of step {steps[-1]} was copied from {url} ({size(traffic.bytes - before)}), since the run's "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config import Config
 from jaxpar.config.urls import store_url
 from jaxpar.distributed import liveness
@@ -48,8 +48,8 @@ def mirrored(mirror: Mirror, listeners: Listener) -> Iterator[None]:
         if failure is not None:
             listeners.message(f"{failure[0].upper()}{failure[1:]}.")
         raise
-    liveness.at("waiting for uploads")
-    failure = from_first(mirror.finish)
+    liveness.report_activity("waiting for uploads")
+    failure = run_on_process_0(mirror.finish)
     if mirror.share.index:
         mirror.finish()
     _tell(mirror, listeners)

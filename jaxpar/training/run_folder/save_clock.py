@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import run_on_process_0
 
 LOOK_S = 60.0
 """Process 0 looks at its clock about this often: a look is a collective, and the next step waits for it."""
@@ -46,7 +46,7 @@ class SaveClock:
         """Whether a save is due after `step`; without a look at `step`, it is not. Collective at a look."""
         if not self.looks(step):
             return False
-        due, self._look = from_first(lambda: self._decide(step))
+        due, self._look = run_on_process_0(lambda: self._decide(step))
         return due
 
     def saved(self) -> None:

@@ -25,7 +25,7 @@ from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.executor import evaluate, execute
 from jaxpar.pipeline.execution.inputs import Seeds
 from jaxpar.runtime.batch import CARRIED, SEED, UPDATES
-from jaxpar.runtime.carried import Outcome, StepWeights, where
+from jaxpar.runtime.carried import Outcome, StepWeights, select_tree
 from jaxpar.runtime.passes import AUXILIARY_LOSS
 from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.training.residency.weight_update import Measured, UpdateFacts
@@ -129,7 +129,7 @@ class StepFunctions:
         applies, idle = finite & ~empty, finite & empty
         outcome = Outcome(finite, loss, norm, observed)
         carried = {name: kind.next(state.carried[name], outcome) for name, kind in self.layout.carried.items()}
-        carried = where(idle, state.carried, carried)
+        carried = select_tree(idle, state.carried, carried)
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
         following = state._replace(
             master=None,
@@ -139,7 +139,7 @@ class StepFunctions:
             skipped_in_row=jnp.where(idle, state.skipped_in_row, skipped),
             carried=carried,
         )
-        optimizer = arguments.optimizer.at(state.applied)
+        optimizer = arguments.optimizer.for_step(state.applied)
         apart = OPTIMIZERS[self.layout.config.optimizer.name].matrix_rate
         matrix_rate = optimizer.matrix_learning_rate if apart else None
         each = {name: kind.metrics(state.carried[name], outcome) for name, kind in self.layout.carried.items()}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpar.data.tokens.digests import BLOCK_BYTES, SUM_BYTES, SummingFile, as_sums, block_sum
+from jaxpar.data.tokens.digests import BLOCK_BYTES, SUM_BYTES, SummingFile, block_sum, parse_sums
 from jaxpar.data.tokens.file_array import FileArray
 from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
 from tests.sentences import refused
@@ -28,7 +28,7 @@ def shard(tmp_path, tokens, *, vocab=2**16, flipped=None):
     path.unlink(missing_ok=True)  # Another shard may have it open.
     path.write_bytes(raw)
     in_file = FileArray(path, offset=OFFSET, count=len(tokens), dtype=np.dtype("<u2"))
-    return CheckedTokens(in_file, sums=as_sums(summing.sums()), limit=vocab)
+    return CheckedTokens(in_file, sums=parse_sums(summing.sums()), limit=vocab)
 
 
 @settings(max_examples=60, deadline=None)

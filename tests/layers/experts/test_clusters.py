@@ -11,11 +11,11 @@ import pytest
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.layers.experts.clusters import (
     Clusters,
-    as_sent,
     centroids_of,
     cluster_room,
     clusters_of,
     dimensions_of,
+    exchanged_experts,
     hashes_of,
     interleaved,
     restored,
@@ -119,7 +119,7 @@ def test_room_and_bytes_are_a_share_of_the_choices():
     few = clusters_of(jnp.zeros((2, 3), jnp.int32), jnp.asarray([[0, 1], [0, 5]]), jnp.ones(2, bool), 8, 4)
     assert sorted(np.asarray(few.expert).tolist()) == [NO_EXPERT, 0, 1, 5]
     assert dimensions_of(128, 8, 512) == 16 and dimensions_of(128, 8, 10**6) == 128 and dimensions_of(128, 8, 8) == 1
-    one, rows = as_sent(experts)
+    one, rows = exchanged_experts(experts)
     assert rows == 0.5
     for exchange, factor in (("all_to_all", 0.5), ("all_gather", 0.5)):
         assert rows_sent(exchange, experts, 1.5, 4, 2) == pytest.approx(factor * rows_sent(exchange, one, 1.5, 4, 2))

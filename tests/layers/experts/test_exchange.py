@@ -13,11 +13,11 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.experts.messages import exchange_of, ranks_per_token, room_of, row_room, rows_sent
 from jaxpar.layers.experts.rows import (
-    by_expert,
-    by_rank,
     collect,
+    lists_by_rank,
     places_of_list,
     rounds_of,
+    sort_by_expert,
     spread,
     window_of,
     without_list,
@@ -38,7 +38,7 @@ ROUTINGS = {
 def test_the_rounds_have_each_assignment_once_and_each_token_of_a_rank_in_one_row(name: str):
     experts = ROUTINGS[name]
     chosen = experts.shape[1]
-    found = by_rank(jnp.asarray(experts), jnp.asarray(experts[:, 0] < 6), RANKS, EACH, ROOM, ROWS)
+    found = lists_by_rank(jnp.asarray(experts), jnp.asarray(experts[:, 0] < 6), RANKS, EACH, ROOM, ROWS)
     rounds, seen = int(rounds_of(found, ROWS)), []
     lists = [
         [(t, j) for t in range(10) for j in range(chosen) if experts[t, j] // EACH == rank] for rank in range(RANKS)
@@ -70,7 +70,7 @@ def test_received_slots_are_sorted_by_expert_and_source():
     expert = np.array([[1, 0, 1, -1], [0, 0, 1, 2], [-1, -1, -1, -1]])
     row = np.array([[0, 1, 1, -1], [0, 1, 1, 1], [-1, -1, -1, -1]])
     weights = np.arange(12, dtype=np.float32).reshape(3, 4)
-    found = jax.device_get(by_expert(jnp.asarray(expert), jnp.asarray(row), jnp.asarray(weights), 3, 3, 3))
+    found = jax.device_get(sort_by_expert(jnp.asarray(expert), jnp.asarray(row), jnp.asarray(weights), 3, 3, 3))
     slots = sorted((expert[s, i], s, i) for s in range(3) for i in range(4) if expert[s, i] >= 0)
     assert found.take.tolist()[: len(slots)] == [s * 3 + row[s, i] for _, s, i in slots]
     assert (found.take[len(slots) :] == -1).all() and found.sizes.tolist() == [3, 3, 1]
@@ -85,7 +85,7 @@ def test_own_rows_apart_and_those_that_are_sent_have_each_assignment_once(name: 
     """Of two slices, for each rank: its own list is multiplied in the order of experts, and is not sent."""
     experts = ROUTINGS[name].reshape(2, 5, -1)
     chosen = experts.shape[2]
-    lists = [by_rank(jnp.asarray(own), jnp.asarray(own[:, 0] < 6), RANKS, EACH, ROOM, ROWS) for own in experts]
+    lists = [lists_by_rank(jnp.asarray(own), jnp.asarray(own[:, 0] < 6), RANKS, EACH, ROOM, ROWS) for own in experts]
     window = jax.tree.map(lambda *own: jnp.stack(own), *(window_of(own, 0, ROOM, ROWS) for own in lists))
     gates = np.random.default_rng(2).random(experts.shape, np.float32)
     taken = 0

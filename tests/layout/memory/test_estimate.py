@@ -25,7 +25,7 @@ from jaxpar.layout.state import weight_states
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.layer_shape import ITEM_BYTES
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
-from jaxpar.mesh.parameters import only
+from jaxpar.mesh.parameters import subtree_like
 from jaxpar.mesh.placements import bytes_per_device
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.execution.make_program import make_program
@@ -155,7 +155,7 @@ def test_the_state_of_each_weight_is_what_its_shapes_take(name: str):
         for weight in weight_states(state.master, state.optimizer)
     ]
     own = state_of(config, Weights(config), case_of(config, plan))
-    assert own.by_weight() == dict(zip(layout.weight_names, each, strict=True))
+    assert own.bytes_by_weight() == dict(zip(layout.weight_names, each, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,12 @@ def test_frozen_weights_have_no_moments_master_copies_or_gradients(parallel: dic
     assert found.optimizer == 12 * trained
     assert trained < 0.05 * bytes_per_device(layout.specs, role, plan.axes) / 4
     own = state_of(config, Weights(config), case_of(config, plan))
-    assert tuple(own.by_weight()) == layout.weight_names and sum(own.by_weight().values()) == found.optimizer
+    assert (
+        tuple(own.bytes_by_weight()) == layout.weight_names and sum(own.bytes_by_weight().values()) == found.optimizer
+    )
     stored = replace(layout.placements.storage, layout=layout.state.frozen)
     assert frozen_bytes(layout) == bytes_per_device(layout.frozen, stored, plan.axes) <= found.weights
-    compute = replace(role, layout=only(layout.placements.compute.layout, layout.trained))
+    compute = replace(role, layout=subtree_like(layout.placements.compute.layout, layout.trained))
     whole = bytes_per_device(layout.trained, compute, plan.axes)
     assert found.gradients <= 2 * whole, "those that accumulate, and those of a layer"
 

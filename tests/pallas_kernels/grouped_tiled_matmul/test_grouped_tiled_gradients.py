@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.precision.grouped import in_full_tiles
+from jaxpar.precision.grouped import tile_aligned_places
 from jaxpar.precision.recipe import E4M3, E5M2
-from jaxpar.precision.scale import Codes, in_tiles
+from jaxpar.precision.scale import Codes, quantize_tiles
 from pallas_kernels.grouped_tiled_matmul import REGISTRY, Request, grouped_tiled_weight_gradients
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
@@ -44,14 +44,14 @@ def operands(case: Case) -> tuple[Codes, Codes, jax.Array]:
     """(rows, gradients, rows of each group with those that fill its last tile). Tiles and columns differ in size by
     powers of ten; what is behind the groups is no number."""
     draw, m = np.random.default_rng(1), sum(case.sizes) + case.room
-    places = in_full_tiles(jnp.array(case.sizes), m, 128)
+    places = tile_aligned_places(jnp.array(case.sizes), m, 128)
     row, used = np.asarray(places.row), int(places.sizes.sum())
 
     def codes(columns: int, form: str) -> Codes:
         sizes = 10.0 ** draw.integers(-3, 4, (len(row) // 128, columns)).repeat(128, axis=0)
         values = np.where(row[:, None] >= 0, draw.normal(size=(len(row), columns)) * sizes, 0.0)
         values[used:] = np.nan
-        return in_tiles(jnp.asarray(values, jnp.float32), (128, 1), form)
+        return quantize_tiles(jnp.asarray(values, jnp.float32), (128, 1), form)
 
     return codes(case.k, E4M3), codes(case.n, case.form), places.sizes
 

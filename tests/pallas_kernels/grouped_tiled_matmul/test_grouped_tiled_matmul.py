@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpar.precision.recipe import E4M3, E5M2
-from jaxpar.precision.scale import Codes, in_tiles
+from jaxpar.precision.scale import Codes, quantize_tiles
 from pallas_kernels.grouped_tiled_matmul import REGISTRY, Request, grouped_tiled_matmul
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
@@ -49,7 +49,7 @@ def operands(case: Case) -> tuple[Codes, Codes]:
     groups = len(case.sizes)
     weights = draw.normal(size=(groups, case.n, case.k)) * sizes(groups, case.n // 128).repeat(128, axis=1)
     single = lambda x: jnp.asarray(x, jnp.float32)
-    return in_tiles(single(rows), (1, 128), case.form), in_tiles(single(weights), (128, 128), E4M3)
+    return quantize_tiles(single(rows), (1, 128), case.form), quantize_tiles(single(weights), (128, 128), E4M3)
 
 
 def error(found: jax.Array, left: Codes, right: Codes, sizes: tuple[int, ...]) -> float:

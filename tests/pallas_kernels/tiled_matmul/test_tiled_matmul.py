@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.precision.recipe import E4M3, E5M2
-from jaxpar.precision.scale import Codes, in_tiles
+from jaxpar.precision.scale import Codes, quantize_tiles
 from pallas_kernels.grouped_matmul.mosaic.kernel import Kernel
 from pallas_kernels.tiled_matmul import REGISTRY, Request, tiled_matmul
 from pallas_kernels.unsupported import Unsupported
@@ -49,7 +49,7 @@ def operands(case: Case) -> tuple[Codes, Codes]:
     numbers = lambda rows: draw.normal(size=(rows, case.k)) * sizes(rows)
     left, right = (jnp.asarray(numbers(rows), jnp.float32) for rows in (case.m, case.n))
     of_right = (128, 128) if case.squares else (1, 128)
-    return in_tiles(left, (1, 128), case.forms[0]), in_tiles(right, of_right, case.forms[1])
+    return quantize_tiles(left, (1, 128), case.forms[0]), quantize_tiles(right, of_right, case.forms[1])
 
 
 def float64(codes: Codes) -> np.ndarray:

@@ -57,7 +57,7 @@ class Board:
         self._first = 0
 
     def write(self, where: str) -> None:
-        """What `liveness.at` receives; the run is now there."""
+        """What `liveness.report_activity` receives; the run is now there."""
         if not self._first and (step := re.match(r"in step (\d+)$", where)):
             self._first = int(step[1])
         self._page[:] = f"{self._first}:{where}".encode()[:256].ljust(256, b"\0")
@@ -99,7 +99,7 @@ def start(config: Config, board: Board) -> int:
     if child:
         return child
     try:
-        liveness.at = lambda where, **_: board.write(where)
+        liveness.report_activity = lambda where, **_: board.write(where)
         trainer = Run(config)
         fit(trainer, [JsonLines(), EventLog(), TensorBoard(), SummaryFile()])
         (folder_of(config).parent / "state").write_text(digest_of(trainer.state))

@@ -12,7 +12,7 @@ import jax
 from jaxpar.distributed import liveness
 from jaxpar.train import main
 
-_at = liveness.at
+_at = liveness.report_activity
 
 
 def _watched(where: str, **how: Any) -> None:
@@ -22,5 +22,5 @@ def _watched(where: str, **how: Any) -> None:
 
 
 if __name__ == "__main__":
-    liveness.at = _watched
+    liveness.report_activity = _watched
     sys.exit(main(sys.argv[1:]))

@@ -21,7 +21,9 @@ from tests.training.runs import Recorder, make_trainer, run_config
 def places(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple[str, bool]]]:
     """`places(owner, name)`: from now on, where the main thread is, and whether in a step, when that is called."""
     now = [("", False)]
-    monkeypatch.setattr(liveness, "at", lambda where, *, in_step=False, busy=False: now.append((where, in_step)))
+    monkeypatch.setattr(
+        liveness, "report_activity", lambda where, *, in_step=False, busy=False: now.append((where, in_step))
+    )
 
     def follow(owner: Any, name: str) -> list[tuple[str, bool]]:
         found: list[tuple[str, bool]] = []

@@ -145,6 +145,6 @@ def test_a_save_and_a_restore_take_a_few_pieces_of_memory_and_not_the_state(
     checkpointer.wait()
     took, restored = growth(lambda: checkpointer.restore(1, saved.abstract))
     assert took < whole / 4
-    took, _ = growth(restored["tokens"].in_memory)
+    took, _ = growth(restored["tokens"].to_pinned_host)
     assert took > 0.9 * whole, "a copy in memory is seen"
     checkpointer.close()

@@ -13,7 +13,7 @@ from jaxpar.layout.memory.state_bytes import offloaded_state_bytes
 from jaxpar.layout.memory.state_storage import check_offloaded_state, offload_rows, streamed_bytes
 from jaxpar.layout.state import weight_states
 from jaxpar.memory import streaming
-from jaxpar.memory.disk_array import DiskArray, in_memory
+from jaxpar.memory.disk_array import DiskArray, load_disk_arrays
 from jaxpar.optim.rule import is_stacked
 from jaxpar.pages.units import size
 from jaxpar.training.residency.initial import InitialWeight
@@ -43,7 +43,7 @@ def states_of(offload: str, **sections: dict[str, Any]) -> tuple[list[tuple[floa
     stored = {_memory_of(leaf) for leaf in jax.tree.leaves((state.master, state.optimizer))}
     assert stored == {{"none": "device", "host": "pinned_host"}.get(offload, offload)}
     losses_and_norms = [(float(of_step.loss), float(of_step.grad_norm)) for of_step in metrics]
-    return losses_and_norms, jax.device_get(in_memory(state))
+    return losses_and_norms, jax.device_get(load_disk_arrays(state))
 
 
 def _memory_of(leaf: Any) -> str:

@@ -20,7 +20,7 @@ from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.source import read_part
 from jaxpar.interop.sources.tensor_files import TensorFiles
-from jaxpar.memory.disk_array import in_memory
+from jaxpar.memory.disk_array import load_disk_arrays
 from jaxpar.observe.report.run_record import read_runs
 from jaxpar.observe.writers.event_log import EventLog
 from jaxpar.training.run.reference import initial_state_from
@@ -67,7 +67,7 @@ def test_every_layout_has_the_weights_of_the_files(layout: str, tmp_path: Path):
     residency = run.step.residency
     state = initial_state_from(source, residency.initial_state(), residency)
     for weights in (state.master, state.optimizer["average"]):
-        found, vocab = run.by_layer(in_memory(weights)), source.model.vocab
+        found, vocab = run.by_layer(load_disk_arrays(weights)), source.model.vocab
         assert not found["embedding"]["tokens"][vocab:].any(), "what pads the vocabulary is zero"
         found["embedding"]["tokens"] = found["embedding"]["tokens"][:vocab]
         if "head" in found:

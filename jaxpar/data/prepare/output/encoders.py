@@ -66,7 +66,7 @@ class PlainText:
     def __init__(self, form: TokenForm, tokenizer: Tokenizer) -> None:
         self._form, self._tokenizer = form, tokenizer
         with without_panics():
-            self._before = as_tokens(tokens_before(tokenizer), form)
+            self._before = to_token_dtype(tokens_before(tokenizer), form)
         self._cuts = find_cuts(tokenizer)
 
     def text(self, document: str) -> Text:
@@ -84,9 +84,9 @@ class PlainText:
             with without_panics():
                 encodings = self._tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
             for (_, last), one in zip(group, encodings, strict=True):
-                tokens.append(as_tokens(one.ids, self._form))
+                tokens.append(to_token_dtype(one.ids, self._form))
                 if last:
-                    joined = np.concatenate([self._before, *tokens, as_tokens([self._form.separator], self._form)])
+                    joined = np.concatenate([self._before, *tokens, to_token_dtype([self._form.separator], self._form)])
                     yield Encoded(joined, None, (len(joined),))
                     tokens = []
 
@@ -119,7 +119,7 @@ class Chat:
             answers = [self._ended(*next(encodings), is_open) for is_open in text.is_open]
             tokens, counted = (np.concatenate(parts) for parts in zip(*answers, strict=True))
             marks = text.mark * counted.astype(np.uint8)
-            yield Encoded(as_tokens(tokens, self._form), marks, tuple(len(ids) for ids, _ in answers))
+            yield Encoded(to_token_dtype(tokens, self._form), marks, tuple(len(ids) for ids, _ in answers))
 
     def _ended(self, ids: np.ndarray, counted: np.ndarray, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
         if len(ids) and ids[-1] == self._form.separator:
@@ -159,7 +159,7 @@ class Labelled(Chat):
         return Text([rendered.text], rendered.text.encode(), [rendered.ranges], [is_open], mark)
 
 
-def as_tokens(ids: Sequence[int] | Int[np.ndarray, " n"], form: TokenForm) -> UInt[np.ndarray, " n"]:
+def to_token_dtype(ids: Sequence[int] | Int[np.ndarray, " n"], form: TokenForm) -> UInt[np.ndarray, " n"]:
     """Numbers of tokens in the type of `form`. Raises `UserError` where one is beyond the vocabulary."""
     tokens = np.array(ids, np.uint32)
     if (largest := int(tokens.max(initial=0))) >= form.vocab:

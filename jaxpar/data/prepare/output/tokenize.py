@@ -166,7 +166,7 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, evaluations: NGra
         writers: dict[str, _SplitWriter] = {}
         for batch in text_batches(texts()):
             for text, encoded in zip(batch, encoder.encoded(batch), strict=True):
-                if evaluations.any_in(encoded.tokens):
+                if evaluations.contains_any(encoded.tokens):
                     skipped["contaminated"] += 1
                     continue
                 split = VALIDATION if is_validation(text.raw, job.validation_fraction) else TRAIN

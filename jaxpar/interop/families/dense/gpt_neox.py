@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import one_of
+from jaxpar.config.spelling import join_or
 from jaxpar.interop.families.dense.stablelm import ParallelResidual
 from jaxpar.interop.families.llama import SIZES, TIED
 from jaxpar.interop.mapping.family import Family, Tensor
@@ -29,7 +29,7 @@ class GELUs:
     def read(self, hf_config: HFConfig) -> dict[str, object]:
         value = hf_config.get("hidden_act", self.absent)
         if not isinstance(value, str) or value not in _ACTIVATIONS:
-            raise hf_config.refusal("hidden_act", value, one_of(_ACTIVATIONS))
+            raise hf_config.refusal("hidden_act", value, join_or(_ACTIVATIONS))
         return {"activation": _ACTIVATIONS[value]}
 
     def write(self, model: ModelConfig) -> dict[str, object]:

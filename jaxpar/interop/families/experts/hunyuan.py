@@ -57,7 +57,7 @@ class StretchedRope(Rope):
         inside = HFConfig(hf_config.file, {f"{key}.{name}": value for name, value in scaling.items()})
         alpha = inside.positive(f"{key}.alpha", None)
         theta = {"rope_theta": hf_config.get("rope_theta"), f"{key}.rope_theta": scaling.get("rope_theta")}
-        base = hf_config.in_range(*(hf_config.agreed_of(theta) or ("rope_theta", self.base)), "rope.base")
+        base = hf_config.checked_value(*(hf_config.agreed_of(theta) or ("rope_theta", self.base)), "rope.base")
         width = hf_config.get("head_dim")
         if width is None:
             width = hf_config.integer("hidden_size") // hf_config.integer("num_attention_heads")
@@ -118,9 +118,9 @@ class HunyuanExperts:
         width, chosen = hf_config.integer("intermediate_size"), hf_config.agreed(*_CHOSEN)
         count = hf_config.integer(hf_config.agreed(*self.count), 1)
         for key, wanted in ((_SHARED, 1), (_WIDTH, width)):
-            if set(_each(hf_config, key, wanted, layers)) != {wanted}:
+            if set(_per_layer(hf_config, key, wanted, layers)) != {wanted}:
                 raise hf_config.refusal(key, hf_config.get(key), f"{wanted} in every layer")
-        each = _each(hf_config, chosen, 1, layers)
+        each = _per_layer(hf_config, chosen, 1, layers)
         if max(each) > count:
             raise hf_config.refusal(chosen, max(each), f"at most {count} experts")
         return [{"experts": ExpertsConfig(count, one, shared=1)} for one in each]
@@ -134,7 +134,7 @@ class HunyuanExperts:
         }  # fmt: skip
 
 
-def _each(hf_config: HFConfig, key: str, default: int, layers: int) -> list[int]:
+def _per_layer(hf_config: HFConfig, key: str, default: int, layers: int) -> list[int]:
     """The value of a key for each layer."""
     value = hf_config.get(key, default)
     stated = value[:layers] if isinstance(value, list) else [value] * layers

@@ -75,7 +75,7 @@ class ByLayer:
         each = stated if isinstance(stated, list) else [stated] * layers
         if len(each) != layers:
             raise hf_config.refusal(self.theirs, stated, f"a list of {layers}, one for each layer")
-        return [{self.ours: hf_config.in_range(self.theirs, one, self.ours)} for one in each]
+        return [{self.ours: hf_config.checked_value(self.theirs, one, self.ours)} for one in each]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         return {self.theirs: [getattr(model, self.ours) for model in models]}

@@ -151,7 +151,7 @@ class Layers:
         each = self._overrides(hf_config, types)
         ours = {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
         return [
-            {mine: hf_config.in_range(key, of_layer.get(key, stated[key]), mine) for key, mine in ours.items()}
+            {mine: hf_config.checked_value(key, of_layer.get(key, stated[key]), mine) for key, mine in ours.items()}
             for of_layer in each
         ]
 

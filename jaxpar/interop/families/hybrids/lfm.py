@@ -39,7 +39,7 @@ class AdjustedWidth:
             if hf_config.get(_MULTIPLIER, 1.0) is not None:
                 multiple = hf_config.integer(_MULTIPLE, 256)
                 width = -(-int(hf_config.positive(_MULTIPLIER, 1.0) * width) // multiple) * multiple
-        return {"mlp": hf_config.in_range(key, width, "mlp")}
+        return {"mlp": hf_config.checked_value(key, width, "mlp")}
 
     def write(self, model: ModelConfig) -> dict[str, object]:
         return {"intermediate_size": model.mlp, _ADJUSTED: False}
