@@ -8,7 +8,7 @@ from benchmarks.validation.cells import Cells
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import join_or, quoted
 from jaxpar.cost.layout import Layout, Precision, Remat
-from jaxpar.cost.matmul_codes import MatmulCodes
+from jaxpar.cost.matmul_codes import MatmulQuantization
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
 
@@ -66,7 +66,7 @@ def layouts_of(cell: Cells, layers: int, devices: int) -> Iterable[Layout]:
                 imbalance=imbalance, context=context, tensor=tensor,
                 microbatch=size, schedule=schedule, virtual_stages=virtual, zero=zero, remat=remat,
                 offload_fraction=share, precision=precision,
-                matmul_codes=MatmulCodes(None, layers=layers) if row["precision"] == "fp8" else None,
+                matmul_quantization=MatmulQuantization(None, layers=layers) if row["precision"] == "fp8" else None,
             )  # fmt: skip
 
 

@@ -29,8 +29,8 @@ class Dense:
     def counted(self, part: Part, group: Matmuls) -> Counted:
         """A group: one matmul for its matrices concatenated, and two for each that is the product of two, of which the
         backward computes the first again."""
-        shape, item, codes = self.shape, self.case.item, self.case.codes_of(group)
-        rows, operand = shape.rows_of(part, group), 1 if codes is not None and codes.multiplied else item
+        shape, item, quantization = self.shape, self.case.item, self.case.quantization_of(group)
+        rows, operand = shape.rows_of(part, group), 1 if quantization is not None and quantization.multiplied else item
         factored = [name for name in group.weights if part.is_factored(name)]
         pairs = [shape.matrix(part.weights[name]) for name in part.factors_of(*factored)]
         firsts = [shape.matrix(part.weights[part.factors_of(name)[0]]) for name in factored]
@@ -75,37 +75,37 @@ class Dense:
     def _casts(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """Bytes of the passes that quantize, forward and backward. Those that find the scale of an input count in the
         backward, because recomputation does not repeat them."""
-        codes = self.case.codes_of(group)
-        if codes is None:
+        quantization = self.case.quantization_of(group)
+        if quantization is None:
             return 0.0, 0.0
-        rows, passes = self.shape.rows_of(part, group), codes.passes
+        rows, passes = self.shape.rows_of(part, group), quantization.passes
         gathers = group.inward and not group.between
         quantized = float(rows) / (self.case.tensor if gathers else 1)  # before they are gathered, where they are
         forward = backward = 0.0
         for n, k in self.shape.joined(part, group):
             forward += passes.input * quantized * k + passes.weight * n * k
             backward += passes.input_back * rows * k + passes.weight_back * n * k + passes.gradient * rows * n
-            if codes.found:
-                backward += FINDING * (quantized * k + rows * n + (0 if codes.once else n * k))
+            if quantization.found:
+                backward += FINDING * (quantized * k + rows * n + (0 if quantization.once else n * k))
         return forward, backward
 
     def _scales(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """Seconds of the messages of largest magnitudes, forward and backward: one of all ranks for the input, and one
         for the gradients. Matrices that are quantized with each use have one of their own, over the tensor ranks."""
-        codes = self.case.codes_of(group)
-        if codes is None or not codes.found:
+        quantization = self.case.quantization_of(group)
+        if quantization is None or not quantization.found:
             return 0.0, 0.0
         matrices = MAGNITUDE * sum(not part.is_factored(name) for name in group.weights)
-        of_weights = 0.0 if codes.once else self.over_tensor.reduce(matrices)
+        of_weights = 0.0 if quantization.once else self.over_tensor.reduce(matrices)
         return self.over_all.reduce(MAGNITUDE) + of_weights, self.over_all.reduce(matrices)
 
     def _sent_bytes(self, part: Part, group: Matmuls) -> float:
         """Bytes of a number that tensor ranks gather: a code, where they are quantized before. Low-rank factors
         multiply what is gathered beside them, and the gradient of a sum with theirs is one message."""
-        codes, item = self.case.codes_of(group), float(self.case.item)
-        if codes is None:
+        quantization, item = self.case.quantization_of(group), float(self.case.item)
+        if quantization is None:
             return item
         factors = any(self.shape.factors(part, name) for name in group.weights)
         if group.inward:
-            return codes.sent_bytes + (item if factors else 0.0)
-        return item if factors or codes.tile is not None else codes.sent_bytes
+            return quantization.sent_bytes + (item if factors else 0.0)
+        return item if factors or quantization.tile is not None else quantization.sent_bytes

@@ -286,7 +286,7 @@ class Experts:
         numbers = _added(slices, self.own_first(slices)) * self.groups * sum(k * n for n, k in sides)
         weight += self.device.bytes_seconds(numbers * shape.item_bytes)
         moved = back = 0.0
-        if group.name in shape.codes.groups:
+        if group.name in shape.quantization.groups:
             room, wide = float(shape.rounds * shape.routed_rows), sum(n for n, _ in sides)
             moved, back = 4.0 * sides[0][1] * (room + self.groups * wide), 4.0 * room * wide
         if not group.inward:

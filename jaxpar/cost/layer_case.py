@@ -10,12 +10,12 @@ from typing import Literal
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.cost.layout import Layout
-from jaxpar.cost.matmul_codes import MatmulCodes
+from jaxpar.cost.matmul_codes import MatmulQuantization
 from jaxpar.cost.operations import Attention
 from jaxpar.layers.declaration.adaptation import OFF
 from jaxpar.layers.declaration.columns import side_columns
 from jaxpar.layers.declaration.part import Matmuls
-from jaxpar.memory.layer_shape import NO_CODES, LayerShape, exchange_by
+from jaxpar.memory.layer_shape import NOT_QUANTIZED, LayerShape, exchange_by
 from jaxpar.mesh.parameters import ParamSpec
 
 
@@ -25,7 +25,7 @@ class LayerCase:
 
     shape: LayerShape
     context_strategy: str
-    codes: MatmulCodes | None = None
+    quantization: MatmulQuantization | None = None
     """How its dense matmuls run in FP8; None where they run in the compute dtype."""
     magnitude_ranks: int = 1
     """Ranks over which the largest magnitude of a tensor is taken."""
@@ -84,36 +84,38 @@ class LayerCase:
     @cached_property
     def coded(self) -> float:
         """The parameters among `parameters` that are stored, and gathered, as codes of 8 bits."""
-        return self._stored(lambda group, codes: codes.quantizes(group), self._dense)
+        return self._stored(lambda group, quantization: quantization.quantizes(group), self._dense)
 
     @cached_property
     def coded_experts(self) -> float:
         """The same of `experts`."""
-        return self._stored(lambda group, codes: group in self.shape.codes.groups, self._routed)
+        return self._stored(lambda group, quantization: group in self.shape.quantization.groups, self._routed)
 
-    def _stored(self, quantized: Callable[[str, MatmulCodes], bool], size: Callable[[list[ParamSpec]], int]) -> float:
+    def _stored(
+        self, quantized: Callable[[str, MatmulQuantization], bool], size: Callable[[list[ParamSpec]], int]
+    ) -> float:
         """Weights that are stored as codes, of the matrices of quantized groups that are no products of two."""
-        codes = self.codes
-        if codes is None or not codes.once:
+        quantization = self.quantization
+        if quantization is None or not quantization.once:
             return 0.0
         matrices = [
             part.weights[name]
             for part in self.shape.layer.parts
             for group in part.groups
-            if quantized(group.name, codes)
+            if quantized(group.name, quantization)
             for name in group.weights
             if not part.is_factored(name)
         ]
-        return codes.stored * size(matrices)
+        return quantization.stored * size(matrices)
 
     @property
     def exact(self) -> LayerCase:
         """The same layer, multiplied in the compute dtype."""
-        return replace(self, codes=None, shape=replace(self.shape, codes=NO_CODES))
+        return replace(self, quantization=None, shape=replace(self.shape, quantization=NOT_QUANTIZED))
 
-    def codes_of(self, group: Matmuls) -> MatmulCodes | None:
+    def quantization_of(self, group: Matmuls) -> MatmulQuantization | None:
         """How a dense group of matmuls runs in FP8; None where it does not."""
-        return self.codes if self.codes is not None and self.codes.quantizes(group.name) else None
+        return self.quantization if self.quantization is not None and self.quantization.quantizes(group.name) else None
 
     def _dense(self, matrices: Iterable[ParamSpec]) -> int:
         """Weights on a device of those without experts. One of the two factors of a matrix, routers, and matrices to
@@ -158,10 +160,10 @@ def layer_cases(model: ModelConfig, sequence: int, layout: Layout, lora: LoraCon
         exchange = exchange_by(own, layout.expert_exchange, layout.expert_capacity, expert, layout.tensor)
         shape = LayerShape(
             own, layout.microbatch, sequence, layout.context, layout.tensor, item, lora, expert, layout.expert_capacity,
-            exchange, layout.imbalance, layout.exchange_dtype, layout.expert_codes, beside,
+            exchange, layout.imbalance, layout.exchange_dtype, layout.expert_quantization, beside,
         )  # fmt: skip
         cases[kind] = LayerCase(
-            shape, layout.context_strategy, layout.matmul_codes, layout.devices // layout.pipe, layout.expert_slices,
-            attention.get(kind), layout.expert_own_rows, layout.expert_loop, layout.state_messages,
+            shape, layout.context_strategy, layout.matmul_quantization, layout.devices // layout.pipe,
+            layout.expert_slices, attention.get(kind), layout.expert_own_rows, layout.expert_loop, layout.state_messages,
         )  # fmt: skip
     return cases

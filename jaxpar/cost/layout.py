@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxpar.cost.matmul_codes import MatmulCodes
+from jaxpar.cost.matmul_codes import MatmulQuantization
 from jaxpar.cost.operations import Attention
-from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
+from jaxpar.memory.layer_shape import NOT_QUANTIZED, ExpertQuantization
 from jaxpar.mesh.quantized.transport import EXACT, Transport
 
 type RematRuns = tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
@@ -59,9 +59,9 @@ class Layout:
     """As `parallel.overlap.state_messages`."""
     shard_state: bool = False
     """Whether the optimizer's state is split over replicas too: `parallel.overlap.shard_state_over_replicas`."""
-    expert_codes: ExpertCodes = NO_CODES
+    expert_quantization: ExpertQuantization = NOT_QUANTIZED
     """How routed experts are multiplied in FP8."""
-    matmul_codes: MatmulCodes | None = None
+    matmul_quantization: MatmulQuantization | None = None
     """How other matmuls of layers run in FP8, and which layers do; None without `precision.matmul`."""
     context_strategy: str = "allgather"
     """`allgather`, `ring`, `ulysses` or `usp`."""

@@ -56,7 +56,7 @@ DECODED_SQUARES: Annotated[Passes, SOURCE] = Passes(4.0, 3.0, 4.0, 3.0, 8.0)
 
 
 @dataclass(frozen=True)
-class MatmulCodes:
+class MatmulQuantization:
     """How the dense matmuls of a model's layers run in FP8."""
 
     groups: tuple[str, ...] | None

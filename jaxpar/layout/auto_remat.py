@@ -17,8 +17,8 @@ from jaxpar.layers.declared import activation_names
 from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, strategy_on
 from jaxpar.layout.choices.experts import loops_on
-from jaxpar.layout.choices.matmul import grouped_codes
-from jaxpar.layout.choices.matmul_codes import matmul_codes
+from jaxpar.layout.choices.matmul import expert_quantization
+from jaxpar.layout.choices.matmul_codes import matmul_quantization
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, holds, layer_order, order_of_chunks
 from jaxpar.layout.memory.estimate import IN_TRANSIT
 from jaxpar.layout.memory.room import Room, memory_room
@@ -153,19 +153,19 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
     schedule, strategy = choose_schedule(config), strategy_on(config, cluster)
     slots = order_of_chunks(schedule, chunk_layers(config, schedule.chunks), config.model).slots
     in_flight = holds(schedule.name, schedule.virtual_stages, config.parallel.zero, axes.shards)
-    codes = matmul_codes(
+    quantization = matmul_quantization(
         config, cluster.gpu, config.memory.optimizer_offload, schedule.name if in_flight else None,
         [slot.kind for slot in slots], schedule.chunks, config.memory.weights_offload,
     )  # fmt: skip
     runs = {} if unknown else backends_on(config, cluster.gpu, strategy)
-    grouped, exact = grouped_codes(config, DescribedGPU.from_gpu(cluster.gpu)), exact_shares(config)
+    grouped, exact = expert_quantization(config, DescribedGPU.from_gpu(cluster.gpu)), exact_shares(config)
     loops = not unknown and not grouped.by_kernel and loops_on(config, axes, cluster.gpu, rows)
     asked, slices = config.parallel, expert_options(config.parallel).slices
     return {
         kind: layer_costs(
             LayerCase(
-                replace(shape, codes=grouped), strategy, codes, axes.devices // axes.pipe, slices, runs.get(kind),
-                asked.experts.own_rows, loops, asked.overlap.state_messages,
+                replace(shape, quantization=grouped), strategy, quantization, axes.devices // axes.pipe, slices,
+                runs.get(kind), asked.experts.own_rows, loops, asked.overlap.state_messages,
             ),
             cluster,
             exact=exact[kind],

@@ -20,7 +20,7 @@ from jaxpar.precision.weight_codes import CodedMatrix
 
 
 def coded_matrices(config: Config, plan: Plan, placements: Placements, order: LayerOrder) -> tuple[CodedMatrix, ...]:
-    """The matrices that are quantized once per step, where `codes_once`."""
+    """The matrices that are quantized once per step, where `quantizes_once`."""
     matrices = []
     for kind, model in kind_models(config.model).items():
         groups, stack = quantized_matrices(config, model), order.stacks[kind]

@@ -8,7 +8,7 @@ from typing import Any
 from jaxpar.config import Config
 from jaxpar.config.plan import Plan
 from jaxpar.layers.matmul_formats import tensor_names
-from jaxpar.layout.choices.matmul import codes_once
+from jaxpar.layout.choices.matmul import quantizes_once
 from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.memory.streaming import map_rows
 from jaxpar.mesh.layer_order import LayerOrder
@@ -24,13 +24,13 @@ def carried(config: Config, plan: Plan, placements: Placements, order: LayerOrde
     recipe = recipe_of(config.precision)
     assert recipe is not None, "quantized matmuls"
     names, layers = tensor_names(config), config.model.layers
-    codes = None
-    if codes_once(plan):
-        codes = partial(
+    quantize = None
+    if quantizes_once(plan):
+        quantize = partial(
             coded_weights, matrices=coded_matrices(config, plan, placements, order),
             shape=(layers, len(names)), storage=placements.storage.dtype, by_rows=map_rows,
         )  # fmt: skip
     if not recipe.from_history:
-        return QuantizedMatmuls(codes)
+        return QuantizedMatmuls(quantize)
     tokens = config.data.batch_size * config.data.sequence_length
-    return ScaleHistory(codes, recipe, names, layers, config.precision.matmul_options.history, tokens)
+    return ScaleHistory(quantize, recipe, names, layers, config.precision.matmul_options.history, tokens)

@@ -38,7 +38,7 @@ RECEIVED = "received"
 
 
 @dataclass(frozen=True)
-class ExpertCodes:
+class ExpertQuantization:
     """How the products of routed experts are quantized."""
 
     groups: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class ExpertCodes:
     """The same of gradients of matrices."""
 
 
-NO_CODES = ExpertCodes()
+NOT_QUANTIZED = ExpertQuantization()
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ class LayerShape:
     """Rows of the rank with the most, relative to the mean: `parallel.experts.imbalance`."""
     exchange_dtype: str | None = None
     """Format of tokens on their way to experts: `parallel.quantized.tokens`."""
-    codes: ExpertCodes = NO_CODES
+    quantization: ExpertQuantization = NOT_QUANTIZED
 
     beside: int = 0
     """Columns beside the residual stream (`jaxpar.layers.declaration.columns`)."""
 
     def expert_item(self, group: str) -> int:
         """Bytes of a number that outputs and gradients of rows of a group of routed experts are products of."""
-        return 1 if self.codes.by_kernel and group in self.codes.groups else self.item_bytes
+        return 1 if self.quantization.by_kernel and group in self.quantization.groups else self.item_bytes
 
     def expert_gradient_item(self, group: str) -> int:
         """Bytes of a number that gradients of matrices of such a group are products of."""
-        return 1 if self.codes.gradients_by_kernel and group in self.codes.groups else self.item_bytes
+        return 1 if self.quantization.gradients_by_kernel and group in self.quantization.groups else self.item_bytes
 
     @cached_property
     def layer(self) -> Layer:

@@ -20,23 +20,23 @@ from jaxpar.mesh.layer_order import Index
 class CodedStack:
     """A stack of a matrix, [row, ...], in which each row is in one of two arrays."""
 
-    codes: Shaped[Array, "rows ..."] | None
-    """Rows as codes of 8 bits, whose scales are apart; None if there are none."""
+    quantized: Shaped[Array, "rows ..."] | None
+    """Rows as quantized values of 8 bits, whose scales are apart; None if there are none."""
     others: Shaped[Array, "rows ..."] | None
     """The other rows, in the order of the stack."""
     coded: tuple[bool, ...] = field(metadata={"static": True})
-    """For each row of the stack, whether it is among `codes`."""
+    """For each row of the stack, whether it is among `quantized`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the full stack."""
-        some = self.others if self.codes is None else self.codes
+        some = self.others if self.quantized is None else self.quantized
         assert some is not None, "a stack has rows"
         return (len(self.coded), *some.shape[1:])
 
     def row(self, index: Index, coded: bool) -> jax.Array:
         """A row of the stack, which is `coded` or not."""
-        rows = self.codes if coded else self.others
+        rows = self.quantized if coded else self.others
         assert rows is not None, "no row of the stack is stored so"
         indices = np.cumsum([each == coded for each in self.coded]) - 1
         row = int(indices[index]) if isinstance(index, int) else jnp.asarray(indices, jnp.int32)[index]
@@ -44,10 +44,10 @@ class CodedStack:
 
 
 def coded_stack(
-    coded: tuple[bool, ...], codes: Callable[[range], jax.Array], others: Callable[[range], jax.Array]
+    coded: tuple[bool, ...], quantized: Callable[[range], jax.Array], others: Callable[[range], jax.Array]
 ) -> CodedStack:
-    """A stack of neighbouring rows: those that are `coded` are what `codes` makes, the others what `others` does."""
-    return CodedStack(_rows(codes, coded, True), _rows(others, coded, False), coded)
+    """A stack of neighbouring rows: `quantized` makes those that are `coded`, `others` the other ones."""
+    return CodedStack(_rows(quantized, coded, True), _rows(others, coded, False), coded)
 
 
 def is_coded_stack(leaf: object) -> bool:

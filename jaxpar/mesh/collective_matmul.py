@@ -212,11 +212,11 @@ def _matrix(w: jax.Array, inputs: int) -> jax.Array:
     return w.reshape(prod(w.shape[:inputs]), -1)
 
 
-def _times(a: jax.Array, b: jax.Array, dtype: DTypeLike, of_codes: lax.Precision = OUTPUTS) -> jax.Array:
+def _times(a: jax.Array, b: jax.Array, dtype: DTypeLike, quantized_precision: lax.Precision = OUTPUTS) -> jax.Array:
     """The product of two matrices."""
     if a.dtype.itemsize > 1:
         return a @ b
-    return lax.dot(a, b, precision=of_codes, preferred_element_type=dtype)
+    return lax.dot(a, b, precision=quantized_precision, preferred_element_type=dtype)
 
 
 def _input_gradient(

@@ -38,7 +38,7 @@ from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.mesh.rings import ArrayTuple, Perturbed
 from jaxpar.precision.matmul import GroupScaling, Scales, quantized_products
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.scale import Codes, largest_over, scale_of
+from jaxpar.precision.scale import QuantizedTensor, largest_over, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
 from pallas_kernels.tiled_matmul import tiled_matmul
 from pallas_kernels.varying import vary_alike
@@ -108,11 +108,11 @@ class Whole(Dense):
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""
         del sizes
-        codes = _rows(scaling.quantized(_flat(x), scaling.scales.input, E4M3), joins=self.gathers)
+        quantized = _rows(scaling.quantized(_flat(x), scaling.scales.input, E4M3), joins=self.gathers)
         outputs = []
         for n, w in enumerate(weights):
             matrix = scaling.matrix(_matrix(w, x), n, by_input=True)
-            y = _product(codes, matrix, (1, 0), x.dtype, OUTPUTS, scaling.recipe.backend)
+            y = _product(quantized, matrix, (1, 0), x.dtype, OUTPUTS, scaling.recipe.backend)
             y = y.reshape(x.shape[0], -1, *w.shape[x.ndim - 2 :])
             outputs.append(scatter_sequence(y) if self.scatters else y)
         return tuple(outputs)
@@ -141,22 +141,28 @@ class Whole(Dense):
         for n, (w, dy) in enumerate(zip(weights, dys, strict=True)):
             scale = scaling.scales.gradient_scale(n)
             dy = _flat(gather_sequence(dy) if self.scatters and tiled else dy)
-            codes = _rows(scaling.quantized(dy, scale, recipe.gradient), joins=self.scatters and not tiled)
-            by_row = _rows(scaling.quantized(dy, scale, recipe.gradient, by_row=True)) if tiled else codes
+            quantized = _rows(scaling.quantized(dy, scale, recipe.gradient), joins=self.scatters and not tiled)
+            by_row = _rows(scaling.quantized(dy, scale, recipe.gradient, by_row=True)) if tiled else quantized
             matrix = scaling.matrix(_matrix(w, x), n, by_input=False)
-            terms.append(_product(codes, matrix, (1, 1), x.dtype, GRADIENTS, recipe.backend))
+            terms.append(_product(quantized, matrix, (1, 1), x.dtype, GRADIENTS, recipe.backend))
             dws.append(_product(inputs, by_row, (0, 0), w.dtype, GRADIENTS, recipe.backend).reshape(w.shape))
         dx = sum(terms[1:], terms[0]).reshape(x.shape[0], -1, *x.shape[2:])
         return scatter_sequence(dx) if self.gathers else dx, tuple(dws)
 
 
 def _product(
-    a: Codes, b: Codes, contracted: tuple[int, int], dtype: DTypeLike, precision: lax.Precision, backend: str
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    contracted: tuple[int, int],
+    dtype: DTypeLike,
+    precision: lax.Precision,
+    backend: str,
 ) -> jax.Array:
     """The product of two matrices over one dim of each, summed in float32."""
     if a.tiled:
         left, right = (
-            codes if dim else Codes(*(x.T for x in codes)) for codes, dim in zip((a, b), contracted, strict=True)
+            quantized if dim else QuantizedTensor(*(x.T for x in quantized))
+            for quantized, dim in zip((a, b), contracted, strict=True)
         )
         return tiled_matmul(*left, *right, dtype, implementation=backend)
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
@@ -169,11 +175,11 @@ def _flat(x: jax.Array) -> jax.Array:
     return x.reshape(*x.shape[:2], -1)
 
 
-def _rows(codes: Codes, *, joins: bool = False) -> Codes:
+def _rows(quantized: QuantizedTensor, *, joins: bool = False) -> QuantizedTensor:
     """[batch, seq, columns] as [batch * seq, columns], of the joined sequence if it `joins`. No tile has tokens of two
     rows of the batch."""
     one = lambda x: (y := gather_sequence(x) if joins else x).reshape(y.shape[0] * y.shape[1], -1)
-    return Codes(one(codes.values), one(codes.scales) if codes.tiled else codes.scales)
+    return QuantizedTensor(one(quantized.values), one(quantized.scales) if quantized.tiled else quantized.scales)
 
 
 def _matrix(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -196,15 +202,15 @@ class Ring(Dense):
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""
         del sizes
-        codes = scaling.quantized(x, scaling.scales.input, E4M3)
+        quantized = scaling.quantized(x, scaling.scales.input, E4M3)
         matrices = [scaling.matrix(w, n, by_input=True) for n, w in enumerate(weights)]
         values = [matrix.values for matrix in matrices]
         if self.scatters:
-            products = (scattered_products(self.chunks, [codes.values], values, x.dtype),)
+            products = (scattered_products(self.chunks, [quantized.values], values, x.dtype),)
         else:
-            products = gathered_products(self.chunks, codes.values, values, x.dtype)
+            products = gathered_products(self.chunks, quantized.values, values, x.dtype)
         return tuple(
-            y * (codes.scales * matrix.scales).astype(x.dtype) for y, matrix in zip(products, matrices, strict=True)
+            y * (quantized.scales * matrix.scales).astype(x.dtype) for y, matrix in zip(products, matrices, strict=True)
         )
 
     def gradients(
@@ -222,13 +228,13 @@ class Ring(Dense):
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
         form, of_dy = scaling.recipe.gradient, scaling.scales.gradient_scale
         each = [scaling.quantized(dy, of_dy(n), form) for n, dy in enumerate(dys)]
-        values, codes = [matrix.values for matrix in matrices], [dy.values for dy in each]
+        values, quantized = [matrix.values for matrix in matrices], [dy.values for dy in each]
         scales = [dy.scales * matrix.scales for dy, matrix in zip(each, matrices, strict=True)]
         if self.scatters:
-            dxs, sums = scattered_gradients(self.chunks, perturbed, [inputs.values], values, codes[0], x.dtype)
+            dxs, sums = scattered_gradients(self.chunks, perturbed, [inputs.values], values, quantized[0], x.dtype)
             dx = None if dxs is None else dxs[0] * scales[0].astype(x.dtype)
         else:
-            dx, sums = gathered_gradients(self.chunks, perturbed, inputs.values, values, codes, x.dtype, scales)
+            dx, sums = gathered_gradients(self.chunks, perturbed, inputs.values, values, quantized, x.dtype, scales)
         pairs = zip(sums, perturbed.select(each), perturbed.select(weights), strict=True)
         dws = [(total * (inputs.scales * dy.scales)).reshape(w.shape) for total, dy, w in pairs]
         return dx, perturbed.gradients(dws, weights)

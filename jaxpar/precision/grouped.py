@@ -33,7 +33,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.mesh.rings import ArrayTuple, Perturbed
 from jaxpar.precision.matmul import GroupScaling, Scales, quantized_products
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.scale import Codes, largest_over, max_over, quantize_tiles, scale_of
+from jaxpar.precision.scale import QuantizedTensor, largest_over, max_over, quantize_tiles, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul import registry as exact
@@ -128,12 +128,12 @@ class Experts:
         """All gradients."""
         del perturbed
         form, of_dy = scaling.recipe.gradient, scaling.scales.gradient_scale
-        codes = [_rows(scaling, dy, of_dy(n), form) for n, dy in enumerate(dys)]
+        quantized = [_rows(scaling, dy, of_dy(n), form) for n, dy in enumerate(dys)]
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
-        terms = [self._times(scaling.recipe, *pair, sizes, x) for pair in zip(codes, matrices, strict=True)]
+        terms = [self._times(scaling.recipe, *pair, sizes, x) for pair in zip(quantized, matrices, strict=True)]
         if scaling.recipe.tiles is None:
             rows = _numbers(_rows(scaling, x, scaling.scales.input, E4M3), x)
-            dws = [self.grouped.of_weights(rows, _numbers(dy, x), sizes) for dy in codes]
+            dws = [self.grouped.of_weights(rows, _numbers(dy, x), sizes) for dy in quantized]
         else:
             tile = scaling.recipe.tiles.size
             places, backend = tile_aligned_places(sizes, len(x), tile), self._backend(scaling.recipe)
@@ -142,15 +142,17 @@ class Experts:
             dws = [grouped_tiled_weight_gradients(*rows, *dy, places.sizes, x.dtype, **backend) for dy in each]
         return sum(terms[1:], terms[0]), tuple(dws)
 
-    def _times(self, recipe: Recipe, rows: Codes, matrices: Codes, sizes: jax.Array, like: jax.Array) -> jax.Array:
+    def _times(
+        self, recipe: Recipe, rows: QuantizedTensor, matrices: QuantizedTensor, sizes: jax.Array, like: jax.Array
+    ) -> jax.Array:
         """Rows [rows, inputs] times the matrices of their experts, [experts, outputs, inputs], in the dtype of `like`;
         a scale of all is that of every tile."""
         if recipe.tiles is None:
             (m, inputs), (experts, outputs, _) = rows.values.shape, matrices.values.shape
             full = inputs % TILE == 0 and outputs % TILE == 0
             across, down = (inputs // TILE, outputs // TILE) if full else (1, 1)
-            rows = Codes(rows.values, jnp.broadcast_to(rows.scales, (m, across)))
-            matrices = Codes(matrices.values, jnp.broadcast_to(matrices.scales, (experts, down, across)))
+            rows = QuantizedTensor(rows.values, jnp.broadcast_to(rows.scales, (m, across)))
+            matrices = QuantizedTensor(matrices.values, jnp.broadcast_to(matrices.scales, (experts, down, across)))
         return grouped_tiled_matmul(*rows, *matrices, sizes, like.dtype, **self._backend(recipe))
 
     def _backend(self, recipe: Recipe) -> dict[str, Any]:
@@ -159,18 +161,18 @@ class Experts:
         return {"implementation": name, "numbers_by": self.grouped.name, "expected": self.grouped.expected}
 
 
-def _rows(scaling: GroupScaling, x: jax.Array, scale: jax.Array | None, form: str) -> Codes:
+def _rows(scaling: GroupScaling, x: jax.Array, scale: jax.Array | None, form: str) -> QuantizedTensor:
     """Rows with a scale for all, each, or each tile of one."""
     return scaling.quantized(x, None if scale is None else scale.reshape(-1, 1), form)
 
 
-def _numbers(codes: Codes, like: jax.Array) -> jax.Array:
+def _numbers(quantized: QuantizedTensor, like: jax.Array) -> jax.Array:
     """The numbers that rows with a scale for all or each stand for."""
-    return numbers(codes.values, jnp.broadcast_to(codes.scales, (len(codes.values), 1))).astype(like.dtype)
+    return numbers(quantized.values, jnp.broadcast_to(quantized.scales, (len(quantized.values), 1))).astype(like.dtype)
 
 
-def _transposed(codes: Codes) -> Codes:
-    return Codes(codes.values.mT, codes.scales.mT if codes.tiled else codes.scales)
+def _transposed(quantized: QuantizedTensor) -> QuantizedTensor:
+    return QuantizedTensor(quantized.values.mT, quantized.scales.mT if quantized.tiled else quantized.scales)
 
 
 class Places(NamedTuple):

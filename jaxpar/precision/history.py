@@ -59,7 +59,7 @@ class MatmulStatistics(NamedTuple):
 class QuantizedMatmuls(Carried[History | None]):
     """Quantized matmuls whose scales come from the tensors themselves: they hand nothing on."""
 
-    codes: Callable[..., StepWeights] | None
+    quantize: Callable[..., StepWeights] | None
     """`coded_weights` of a layout, but for the weights and the scales; None where matrices are quantized with each
     use."""
     name = "matmuls"
@@ -67,7 +67,7 @@ class QuantizedMatmuls(Carried[History | None]):
 
     @property
     def converts(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.codes is not None
+        return self.quantize is not None
 
     def init(self) -> History | None:
         return None
@@ -76,8 +76,8 @@ class QuantizedMatmuls(Carried[History | None]):
         return None
 
     def weights(self, master: Weights, shared: dict[str, PyTree[Array]]) -> StepWeights:
-        assert self.codes is not None, "matrices become codes once per step"
-        return self.codes(master, scales=shared.get(SCALES))
+        assert self.quantize is not None, "matrices are quantized once per step"
+        return self.quantize(master, scales=shared.get(SCALES))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.rings import ArrayTuple, Cotangent, Perturbed, instantiated, perturbed_arguments
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.scale import Codes, largest_of, quantize, quantize_tiles
+from jaxpar.precision.scale import QuantizedTensor, largest_of, quantize, quantize_tiles
 from jaxpar.runtime.observed import Maxima
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
@@ -71,21 +71,21 @@ class GroupScaling:
     coded: bool = field(default=False, metadata={"static": True})
     """Whether the matrices are quantized already; then they are not quantized here, and their amax is not recorded."""
 
-    def quantized(self, x: jax.Array, scale: jax.Array | None, form: str, *, by_row: bool = False) -> Codes:
+    def quantized(self, x: jax.Array, scale: jax.Array | None, form: str, *, by_row: bool = False) -> QuantizedTensor:
         """An input or gradient [..., rows, columns], quantized with its scale, or in tiles along rows or columns."""
         if self.recipe.tiles is not None:
             return quantize_tiles(x, self.recipe.tiles.along(by_row), form)
         assert scale is not None, "a tensor has a scale"
-        return Codes(quantize(x, scale, form), scale)
+        return QuantizedTensor(quantize(x, scale, form), scale)
 
-    def matrix(self, w: jax.Array, n: int, *, by_input: bool) -> Codes:
+    def matrix(self, w: jax.Array, n: int, *, by_input: bool) -> QuantizedTensor:
         """Matrix `n` of the group, [..., inputs, outputs], quantized: in square tiles, or in tiles along its inputs or
         its outputs."""
         if self.recipe.tiles is not None and not self.coded:
             return quantize_tiles(w, self.recipe.tiles.weight_tile(by_input), E4M3)
         assert self.scales.weights is not None, "a matrix has a scale"
         scale = self.scales.weights[n]
-        return Codes(w.astype(E4M3) if self.coded else quantize(w, scale, E4M3), scale)
+        return QuantizedTensor(w.astype(E4M3) if self.coded else quantize(w, scale, E4M3), scale)
 
 
 class Form(Protocol):

@@ -18,7 +18,7 @@ SMALLEST, MOST = -62, 62
 """Powers of two that scales may have: a product of two stays a normal float32."""
 
 
-class Codes(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """A quantized tensor, or several."""
 
     values: Shaped[Array, "... rows columns"]
@@ -64,9 +64,9 @@ def quantize(x: Float[Array, "..."], scale: Float[Array, "..."], form: str) -> S
     return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(form)
 
 
-def quantize_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str) -> Codes:
+def quantize_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str) -> QuantizedTensor:
     """`x` quantized with a scale for each tile of `tile` rows and columns."""
     rows, columns = x.shape[-2] // tile[0], x.shape[-1] // tile[1]
     cut = x.astype(jnp.float32).reshape(*x.shape[:-2], rows, tile[0], columns, tile[1])
     scales = scale_of(jnp.max(jnp.abs(cut), axis=(-3, -1)), form)
-    return Codes(quantize(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)
+    return QuantizedTensor(quantize(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)

@@ -1,6 +1,6 @@
-"""Matrices as codes of 8 bits, made once per optimizer step from the master weights.
+"""Matrices quantized to 8 bits once per optimizer step, from the master weights.
 
-All microbatches, forward and backward, multiply these codes, and they are what ranks gather: one byte a number. A
+All microbatches, forward and backward, multiply these quantized values, and ranks gather them: one byte a number. A
 matrix has one scale, or one for each of its squares (`jaxpar.precision.squares`). Layers that share a row with one that
 is not quantized, on another pipeline rank, are quantized with each use.
 """
@@ -61,7 +61,9 @@ class CodedMatrix:
         numbers = self.order.numbers.reshape(self.order.numbers.shape[0], -1)
         return jnp.asarray(numbers, jnp.int32)[lax.axis_index("pipe")]
 
-    def codes(self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
+    def quantized_rows(
+        self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."]
+    ) -> Shaped[Array, "rows ..."]:
         """Rows quantized by their scales."""
         return quantize(self.squares.cut(rows), wide, E4M3).reshape(rows.shape)
 
@@ -97,11 +99,11 @@ def coded_weights(
 ) -> StepWeights:
     """The master `weights` with a `CodedStack` on the device for each of `matrices`, inside the step's map.
 
-    Layers read the scales of the codes as `WEIGHT_SCALES`. The statistics are magnitudes, the same on all ranks
-    of a pipeline stage, and 0 of other tensors and stages.
+    Layers read the scales of the quantized values as `WEIGHT_SCALES`. The statistics are magnitudes, the same on all
+    ranks of a pipeline stage, and 0 of other tensors and stages.
 
-    Sends a maximum of one number for each matrix or square, and layer. Reads each matrix once for that and once for its
-    codes.
+    Sends a maximum of one number for each matrix or square, and layer. Reads each matrix once for that and once to
+    quantize it.
 
     Args:
         weights: in any placement; scales are of whole matrices.
@@ -122,9 +124,9 @@ def coded_weights(
             scale = scale_of(largest, E4M3)
         else:
             scale = jnp.where(padding, 1.0, scales[numbers, matrix.column]).reshape(largest.shape)
-        codes = partial(by_rows, matrix.codes, stack, (matrix.squares.local(scale),))
+        quantized = partial(by_rows, matrix.quantized_rows, stack, (matrix.squares.local(scale),))
         others = partial(by_rows, lambda w: w.astype(storage), stack, ())
-        leaves[matrix.path] = coded_stack(matrix.coded, codes, others)
+        leaves[matrix.path] = coded_stack(matrix.coded, quantized, others)
         if matrix.kind not in by_kind:
             rows = jnp.zeros(shape[0], jnp.int32).at[jnp.where(padding, shape[0], numbers)]
             by_kind[matrix.kind] = StackScales(rows.set(jnp.arange(len(numbers)), mode="drop"), {})

@@ -17,7 +17,7 @@ from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import MESSAGES, rows_sent
-from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
+from jaxpar.memory.layer_shape import NOT_QUANTIZED, ExpertQuantization
 from jaxpar.mesh.quantized.blocks import row_bytes
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time
@@ -120,8 +120,8 @@ def test_a_step_is_timed_with_the_slices_that_are_asked_for():
 
 def test_products_of_experts_in_fp8_take_less_where_a_kernel_multiplies_codes():
     both = ("experts_in", "experts_out")
-    options = NO_CODES, ExpertCodes(both), ExpertCodes(both, by_kernel=True)
-    plain, cast, kernel = (step(expert_codes=codes).breakdown for codes in options)
+    options = NOT_QUANTIZED, ExpertQuantization(both), ExpertQuantization(both, by_kernel=True)
+    plain, cast, kernel = (step(expert_quantization=codes).breakdown for codes in options)
     assert kernel["matmuls"] < 0.95 * cast["matmuls"] and cast["matmuls"] == pytest.approx(plain["matmuls"])
     assert cast["other"] > plain["other"], "passes that write codes"
 

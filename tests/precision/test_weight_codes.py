@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.layout.choices.matmul import codes_once, matmul_rows
+from jaxpar.layout.choices.matmul import matmul_rows, quantizes_once
 from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import map_rows, to_host
@@ -90,10 +90,10 @@ def test_the_numbers_are_those_of_quantizing_with_each_use(name: str, monkeypatc
     if name != "current":
         options = {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}, "matmul": "fp8_delayed"}
     run = run_of(compute="float32", **options)
-    assert codes_once(run.step.layout.plan)
+    assert quantizes_once(run.step.layout.plan)
     losses, weights = run.train(2)
     for module in ("layout.quantized_matmuls", "layout.memory.state_storage"):
-        monkeypatch.setattr(f"jaxpar.{module}.codes_once", lambda plan: False)
+        monkeypatch.setattr(f"jaxpar.{module}.quantizes_once", lambda plan: False)
     again_losses, again = run_of(compute="float32", **options).train(2)
     assert losses == again_losses
     jax.tree.map(np.testing.assert_array_equal, weights, again)
@@ -106,7 +106,7 @@ def test_beside_quantized_messages_no_matrix_is_rounded_twice():
     dtype, parallel = "float8_e4m3fn", {"fsdp": 2, "microbatches": 2}
     plain = run_of(compute="float32", parallel=parallel)
     both = run_of(compute="float32", parallel=parallel | {"quantized": {"weights": dtype}})
-    assert codes_once(both.step.layout.plan)
+    assert quantizes_once(both.step.layout.plan)
     state = plain.step.residency.initial_state()
     wanted = plain.step.gradients(_as_sent(state, plain, dtype), plain.batch(0))
     found = both.step.gradients(both.step.residency.initial_state(), both.batch(0))
@@ -215,7 +215,7 @@ def test_master_weights_on_the_host_become_the_codes_that_they_become_on_the_dev
     for memory, stays in (({}, ()), ({"optimizer_offload": "host"}, ()), ({"optimizer_offload": "host"}, some)):
         run = run_of(memory=memory)
         layout = StepLayout(run.config, replace(run.step.layout.plan, resident_weights=stays))
-        assert codes_once(layout.plan)
+        assert quantizes_once(layout.plan)
         run.step = TrainStep(layout, run.step.mesh)
         state = run.step.residency.initial_state()
         validation = run.step.evaluate(state.master, run.batch(1))
@@ -230,6 +230,6 @@ def test_master_weights_on_the_host_become_the_codes_that_they_become_on_the_dev
 ])  # fmt: skip
 def test_the_plan_states_why_a_matrix_is_quantized_with_each_use(memory: dict[str, str], key: str):
     stays = run_of(compute="float32", memory=memory, parallel={"microbatches": 2})
-    assert not codes_once(stays.step.layout.plan)
+    assert not quantizes_once(stays.step.layout.plan)
     (_, value, why) = matmul_rows(stays.config, None, stays.step.layout.plan)[1]
     assert "each use" in value and key in why

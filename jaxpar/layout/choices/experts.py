@@ -26,7 +26,7 @@ from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.messages import exchange_of, row_bytes_of_ways, rows_sent
 from jaxpar.layout.choices.hardware import hardware_of
-from jaxpar.layout.choices.matmul import grouped_codes
+from jaxpar.layout.choices.matmul import expert_quantization
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, layer_shapes
 from jaxpar.mesh.quantized.transport import split_by_nodes
 from jaxpar.pages.units import count, seconds, size
@@ -237,7 +237,7 @@ def _slices(
 def _timed(config: Config, shape: LayerShape, device: Device, cluster: Cluster) -> Experts:
     """The experts of a layer on the GPUs and links of a cluster."""
     hardware = hardware_model.hardware_of(cluster.gpu)
-    shape = replace(shape, codes=grouped_codes(config, device))
+    shape = replace(shape, quantization=expert_quantization(config, device))
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     return Experts(shape, *on, own_rows=config.parallel.experts.own_rows)
 

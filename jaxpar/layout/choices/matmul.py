@@ -26,7 +26,7 @@ from jaxpar.layout.checks.matmul import NEVER, rank_sides, rank_tokens
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.layout.choices.reasons import choice_reasons as why_of
-from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
+from jaxpar.memory.layer_shape import ExpertQuantization, layer_shapes
 from jaxpar.pages.units import operations
 from jaxpar.precision.grouped import TILE
 from jaxpar.precision.history import is_gradient
@@ -165,16 +165,16 @@ def _largest_routed(config: Config, plan: Plan, sides: Mapping[str, list[int]]) 
     return rows, experts, outputs, inputs
 
 
-def grouped_codes(config: Config, device: Device) -> ExpertCodes:
+def expert_quantization(config: Config, device: Device) -> ExpertQuantization:
     """How routed experts are multiplied in FP8 on such a device; where a kernel is named that does not run there, as
     without it."""
     groups = tuple(_routed_sides(config))
     try:
         choice = routed_choice(config, device)
     except UserError:
-        return ExpertCodes(groups)
+        return ExpertQuantization(groups)
     kernel = choice is not None and not grouped.REGISTRY[choice.name].by_numbers
-    return ExpertCodes(groups, kernel, kernel and config.precision.matmul in TILES)
+    return ExpertQuantization(groups, kernel, kernel and config.precision.matmul in TILES)
 
 
 def _routed_sides(config: Config) -> dict[str, list[int]]:
@@ -210,7 +210,7 @@ def per_use_reason(recipe: str | None, optimizer_offload: str, weights_offload: 
     return None
 
 
-def codes_once(plan: Plan) -> bool:
+def quantizes_once(plan: Plan) -> bool:
     """Whether quantized matrices become codes once per optimizer step, and are stored and gathered as these."""
     return plan.dtypes.matmul is not None and _plan_per_use_reason(plan) is None
 

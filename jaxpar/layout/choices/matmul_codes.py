@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
-from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED, STORED_SQUARES, MatmulCodes, Passes
+from jaxpar.cost.matmul_codes import (
+    DECODED_SQUARES,
+    EACH_USE,
+    OF_TILES,
+    STORED,
+    STORED_SQUARES,
+    MatmulQuantization,
+    Passes,
+)
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.matmul_formats import dense_groups, exact_layers, quantized_matrices
@@ -15,10 +23,10 @@ from jaxpar.layout.choices.matmul import per_use_reason, tiled_choice
 from jaxpar.precision.recipe import Recipe, recipe_of
 
 
-def matmul_codes(
+def matmul_quantization(
     config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Sequence[str], chunks: int,
     weights_offload: str = "none",
-) -> MatmulCodes | None:  # fmt: skip
+) -> MatmulQuantization | None:  # fmt: skip
     """How the matmuls of layers are quantized; None without `precision.matmul`.
 
     Args:
@@ -38,7 +46,7 @@ def matmul_codes(
     first, last = exact_layers(config)
     layers = config.model.layers
     coded = chunks * coded_rows(config, slots).total()
-    return MatmulCodes(
+    return MatmulQuantization(
         groups=_dense(config),
         passes=_passes(recipe, once=once, multiplied=multiplied),
         multiplied=multiplied,

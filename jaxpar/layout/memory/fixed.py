@@ -162,7 +162,7 @@ class _Counted:
         """The part of any one kind, for what all kinds have in common."""
         return next(iter(self.shapes.values()))
 
-    def _codes(self) -> int:
+    def _quantized_bytes(self) -> int:
         """Quantized messages in a layer's backward: the gathered layer, and its largest gradient as it is sent and
         as it arrives."""
         case, quantized = self.case, self.config.parallel.quantized
@@ -249,7 +249,7 @@ class _Counted:
         return Work(
             weights.total + self.stored.frozen + self._gathered_layers,
             gradients.total + layer_gradients,
-            (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._expert_bytes(),
+            (4 * whole if case.tensor > 1 else 0) + self._quantized_bytes() + case.scratch + self._expert_bytes(),
         )
 
     def _expert_bytes(self) -> int:

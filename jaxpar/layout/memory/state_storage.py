@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxpar.config import UserError
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.hardware.host import PINNED, require_pinned
-from jaxpar.layout.choices.matmul import codes_once
+from jaxpar.layout.choices.matmul import quantizes_once
 from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.layout.memory.device import host_limit, limit_words
 from jaxpar.layout.memory.estimate import offloaded_bytes
@@ -52,7 +52,7 @@ def streamed_bytes(layout: StepLayout) -> tuple[int, int]:
 
 def _coded_bytes(layout: StepLayout) -> int:
     """Offloaded master weights of matrices that are quantized once per step."""
-    if not codes_once(layout.plan):
+    if not quantizes_once(layout.plan):
         return 0
     names = {".".join(matrix.path) for matrix in coded_matrices(*layout.carried_request)}
     each = zip(layout.weight_names, jax.tree.leaves(layout.abstract_state().master), strict=True)

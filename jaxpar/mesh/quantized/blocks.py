@@ -31,8 +31,8 @@ SCALE_BYTES = 2
 
 def row_bytes(elements: int, dtype: str) -> int:
     """Bytes of a row of `elements` on the dtype: codes, and a scale for each block."""
-    codes = -(-elements // 2) if dtype == "int4" else elements
-    return codes + SCALE_BYTES * -(-elements // BLOCK)
+    value_bytes = -(-elements // 2) if dtype == "int4" else elements
+    return value_bytes + SCALE_BYTES * -(-elements // BLOCK)
 
 
 def encode(x: Float[Array, "rows elements"], dtype: str, *, stochastic: bool = False) -> UInt8[Array, "rows bytes"]:
@@ -47,25 +47,25 @@ def encode(x: Float[Array, "rows elements"], dtype: str, *, stochastic: bool = F
     scaled = scaled.reshape(rows, -1)[:, :elements]
     thresholds = _thresholds(x) if stochastic else jnp.float32(0.5)
     if dtype == "float8_e4m3fn":
-        codes = lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8)
+        quantized = lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8)
     elif dtype == "int4":
-        codes = _packed(_powers(scaled, thresholds))
+        quantized = _packed(_powers(scaled, thresholds))
     else:
-        codes = lax.bitcast_convert_type(jnp.floor(scaled + thresholds).astype(jnp.int8), jnp.uint8)
-    return jnp.concatenate([codes, lax.bitcast_convert_type(scales, jnp.uint8).reshape(rows, -1)], axis=1)
+        quantized = lax.bitcast_convert_type(jnp.floor(scaled + thresholds).astype(jnp.int8), jnp.uint8)
+    return jnp.concatenate([quantized, lax.bitcast_convert_type(scales, jnp.uint8).reshape(rows, -1)], axis=1)
 
 
 def decode(sent: UInt8[Array, "rows bytes"], elements: int, dtype: str) -> Float[Array, "rows elements"]:
     """Rows of `elements` in float32."""
     split = row_bytes(elements, dtype) - SCALE_BYTES * -(-elements // BLOCK)
-    codes, scales = sent[:, :split], sent[:, split:]
+    quantized, scales = sent[:, :split], sent[:, split:]
     scales = lax.bitcast_convert_type(scales.reshape(sent.shape[0], -1, SCALE_BYTES), jnp.bfloat16)
     if dtype == "float8_e4m3fn":
-        values = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
+        values = lax.bitcast_convert_type(quantized, jnp.float8_e4m3fn).astype(jnp.float32)
     elif dtype == "int4":
-        values = _power_values(_unpacked(codes)[:, :elements])
+        values = _power_values(_unpacked(quantized)[:, :elements])
     else:
-        values = lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
+        values = lax.bitcast_convert_type(quantized, jnp.int8).astype(jnp.float32)
     blocks = _blocks(values) * scales[:, :, None].astype(jnp.float32)
     return blocks.reshape(sent.shape[0], -1)[:, :elements]
 
@@ -86,20 +86,20 @@ def _powers(x: Float[Array, "rows elements"], thresholds: Array) -> UInt8[Array,
     fraction = (bits & 0x7FFFFF).astype(jnp.float32) * jnp.float32(2.0**-23)
     small = number < 1
     fraction = jnp.where(small, magnitudes * jnp.float32(2.0 ** (POWERS - 1)), fraction)
-    codes = jnp.where(small, 0, number) + (fraction > thresholds)
-    return (jnp.minimum(codes, POWERS) + 8 * (x < 0)).astype(jnp.uint8)
+    quantized = jnp.where(small, 0, number) + (fraction > thresholds)
+    return (jnp.minimum(quantized, POWERS) + 8 * (x < 0)).astype(jnp.uint8)
 
 
-def _power_values(codes: UInt8[Array, "rows elements"]) -> Float[Array, "rows elements"]:
+def _power_values(quantized: UInt8[Array, "rows elements"]) -> Float[Array, "rows elements"]:
     """The values of `_powers`."""
-    number = (codes & 7).astype(jnp.int32)
+    number = (quantized & 7).astype(jnp.int32)
     powers = lax.bitcast_convert_type((number - POWERS + 127) << 23, jnp.float32)
-    return jnp.where(number == 0, 0.0, jnp.where(codes > 7, -powers, powers))
+    return jnp.where(number == 0, 0.0, jnp.where(quantized > 7, -powers, powers))
 
 
-def _packed(codes: UInt8[Array, "rows elements"]) -> UInt8[Array, "rows bytes"]:
+def _packed(quantized: UInt8[Array, "rows elements"]) -> UInt8[Array, "rows bytes"]:
     """Two codes of four bits to a byte, the first of them in its lower half."""
-    pairs = jnp.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).reshape(codes.shape[0], -1, 2)
+    pairs = jnp.pad(quantized, ((0, 0), (0, quantized.shape[1] % 2))).reshape(quantized.shape[0], -1, 2)
     return pairs[:, :, 0] | (pairs[:, :, 1] << 4)
 
 

@@ -155,9 +155,17 @@ class ActivationPlanner(Kernels):
     def _timed(self) -> tuple[Hashable, ...]:
         """The facts that the times of a layer depend on; where a largest magnitude is found in each product, also the
         ranks over which it is."""
-        group, codes = self.group, self.matmul_codes
-        ranks = group.devices // group.pipe if codes is not None and codes.found else 1
-        return group.microbatch, group.expert, group.context, group.tensor, self.choice.context_strategy, codes, ranks
+        group, quantization = self.group, self.matmul_quantization
+        ranks = group.devices // group.pipe if quantization is not None and quantization.found else 1
+        return (
+            group.microbatch,
+            group.expert,
+            group.context,
+            group.tensor,
+            self.choice.context_strategy,
+            quantization,
+            ranks,
+        )
 
     def _with_host(self, preset: str) -> Iterator[Kept]:
         """The smallest share of a preset's activations on the host with which it fits and that copies can hide."""

@@ -11,20 +11,20 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema.layout import expert_options
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.layout import Layout, Remat
-from jaxpar.cost.matmul_codes import MatmulCodes
+from jaxpar.cost.matmul_codes import MatmulQuantization
 from jaxpar.cost.operations import Attention
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import loops_on
-from jaxpar.layout.choices.matmul import grouped_codes
-from jaxpar.layout.choices.matmul_codes import matmul_codes
+from jaxpar.layout.choices.matmul import expert_quantization
+from jaxpar.layout.choices.matmul_codes import matmul_quantization
 from jaxpar.layout.choices.pipeline import even_chunks, holds
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import MemoryModel
 from jaxpar.layout.memory.slots import Slots, pipeline_slots
-from jaxpar.memory.layer_shape import ExpertCodes
+from jaxpar.memory.layer_shape import ExpertQuantization
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.memo import Memo
@@ -57,9 +57,10 @@ class Kernels:
             wire=Transport(asked.quantized.weights, asked.quantized.gradients),
             expert_exchange=asked.experts.exchange, expert_capacity=asked.experts.capacity,
             imbalance=asked.experts.imbalance, expert_slices=expert_options(asked).slices,
-            expert_own_rows=asked.experts.own_rows, expert_loop=self._expert_loop and not self.expert_codes.by_kernel,
-            exchange_dtype=asked.quantized.tokens, expert_codes=self.expert_codes, matmul_codes=self.matmul_codes,
-            embedding_messages=self._embedding_messages,
+            expert_own_rows=asked.experts.own_rows,
+            expert_loop=self._expert_loop and not self.expert_quantization.by_kernel,
+            exchange_dtype=asked.quantized.tokens, expert_quantization=self.expert_quantization,
+            matmul_quantization=self.matmul_quantization, embedding_messages=self._embedding_messages,
             state_messages="allgather" if asked.overlap.state_messages == "allgather" else "auto",
             shard_state=self._state_replicas > 1, attention=self.attention,
         )  # fmt: skip
@@ -150,11 +151,13 @@ class Kernels:
         return self._on_gpus(("embedding messages", group, zero), make, "table") if sends else "table"
 
     @property
-    def expert_codes(self) -> ExpertCodes:
+    def expert_quantization(self) -> ExpertQuantization:
         """How routed experts are multiplied in FP8."""
         config, tensor = self.model.config, self.group.tensor
         own = lambda: replace(config, parallel=replace(config.parallel, tensor=tensor))
-        return self.known.of(("codes", tensor), lambda: grouped_codes(own(), DescribedGPU.from_gpu(self.cluster.gpu)))
+        return self.known.of(
+            ("codes", tensor), lambda: expert_quantization(own(), DescribedGPU.from_gpu(self.cluster.gpu))
+        )
 
     @property
     def _expert_loop(self) -> bool:
@@ -166,14 +169,14 @@ class Kernels:
         return self._on_gpus(key, make, False)
 
     @property
-    def matmul_codes(self) -> MatmulCodes | None:
+    def matmul_quantization(self) -> MatmulQuantization | None:
         """How other matmuls of layers run in FP8."""
         offload, chunks = (
             "host" if self.choice.optimizer_offload else "none",
             self.group.pipe * self.choice.virtual_stages,
         )
         key = offload, self.choice.schedule if self.held else None, self.kinds, chunks
-        return self.known.of(("matmul", key), lambda: matmul_codes(self.model.config, self.cluster.gpu, *key))
+        return self.known.of(("matmul", key), lambda: matmul_quantization(self.model.config, self.cluster.gpu, *key))
 
     def _on_gpus[Result](self, key: tuple, make: Callable[[], Result], on_cpus: Result) -> Result:
         return on_cpus if is_cpu(self.cluster) else self.known.of(key, make)

@@ -22,8 +22,8 @@ from jaxpar.trace.clock import Clock
 
 OF_LAYERS = (
     "microbatch", "tensor", "context", "context_strategy", "precision", "expert", "expert_exchange", "expert_capacity",
-    "imbalance", "expert_slices", "exchange_dtype", "expert_codes", "matmul_codes", "attention", "expert_own_rows",
-    "expert_loop", "state_messages",
+    "imbalance", "expert_slices", "exchange_dtype", "expert_quantization", "matmul_quantization", "attention",
+    "expert_own_rows", "expert_loop", "state_messages",
 )  # fmt: skip
 """Fields of a layout that decide the time of a layer."""
 
@@ -63,7 +63,7 @@ class Common:
     def layers(self, layout: Layout) -> Layers:
         """The layers of a layout, and its head; ranks that share experts are data ranks of a model without."""
         own = layout if self._routes else replace(layout, expert=1)
-        of_amax = None if own.matmul_codes is None else layout.devices // layout.pipe
+        of_amax = None if own.matmul_quantization is None else layout.devices // layout.pipe
         key = Layers, *values(own, OF_LAYERS), of_amax
         return self._made.of(
             key, lambda: Layers(self.model, self.sequence, own, self.device, self.network, self.update.lora)

@@ -13,7 +13,7 @@ from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_cases
 from jaxpar.cost.layout import Layout, Remat
-from jaxpar.cost.matmul_codes import MatmulCodes
+from jaxpar.cost.matmul_codes import MatmulQuantization
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
@@ -34,20 +34,20 @@ class Sort(NamedTuple):
     """Whether it multiplies in the compute dtype where others do in FP8."""
 
 
-def sorts_of(model: ModelConfig, codes: MatmulCodes | None) -> tuple[Sort, ...]:
+def sorts_of(model: ModelConfig, quantization: MatmulQuantization | None) -> tuple[Sort, ...]:
     """The sort of each layer, in the order of the model."""
-    first, last = (0, 0) if codes is None else codes.exact
+    first, last = (0, 0) if quantization is None else quantization.exact
     return tuple(
         Sort(kind, number < first or number >= model.layers - last) for number, kind in enumerate(layer_kinds(model))
     )
 
 
-def _counts(model: ModelConfig, codes: MatmulCodes | None) -> dict[Sort, float]:
+def _counts(model: ModelConfig, quantization: MatmulQuantization | None) -> dict[Sort, float]:
     """Layers of each sort. Of a model with another number of layers than the one that is trained, as bounds are found
     from, as large a share is exact."""
-    if codes is None or model.layers == codes.layers:
-        return dict(Counter(sorts_of(model, codes)))
-    share = min(1.0, sum(codes.exact) / codes.layers)
+    if quantization is None or model.layers == quantization.layers:
+        return dict(Counter(sorts_of(model, quantization)))
+    share = min(1.0, sum(quantization.exact) / quantization.layers)
     return {
         Sort(kind, exact): number * (share if exact else 1 - share)
         for kind, number in kind_counts(model).items()
@@ -63,7 +63,7 @@ class Layers:
         lora: LoraConfig = OFF,
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
-        vocab, counts = model.vocab, _counts(model, layout.matmul_codes)
+        vocab, counts = model.vocab, _counts(model, layout.matmul_quantization)
         quantized = layer_cases(model, sequence, layout, lora)
         self.shares = {sort: number / sum(counts.values()) for sort, number in counts.items()}
         """The share of each sort in the layers."""

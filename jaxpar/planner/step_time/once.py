@@ -37,7 +37,7 @@ class Once:
         """Seconds of rows of the embedding in a microbatch; 0 where tables are sent."""
         dense, self.experts = self.own_layers()
         self.own = dense + self.trained * self.table
-        self.coded, self.coded_experts = self._own_codes()
+        self.coded, self.coded_experts = self._quantized_elements()
         self.updated = (self.own / self.sharded + self.experts / self.sharded_experts) / self.replicas
         """Weights that a device updates."""
 
@@ -100,7 +100,7 @@ class Once:
         rows, cases = self.layout.virtual_stages, [self.layers.cases[Sort(kind)] for kind in self.slots]
         return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)
 
-    def _own_codes(self) -> tuple[float, float]:
+    def _quantized_elements(self) -> tuple[float, float]:
         """The parameters among `own_layers` that are stored as codes of 8 bits."""
         if self.layers.case.frozen:
             return 0.0, 0.0

@@ -154,7 +154,7 @@ class Step:
     def chunks(self, layout: Layout) -> tuple[Chunk, ...]:
         """Each chunk, in the order of the model: the sum over its layers; slots that pad it count where they run."""
         model, why, lengths = self.model, why_padded(layout), chunk_lengths(self.model, layout)
-        slots, sorts = Counter(chunk_slots(model, lengths)), iter(sorts_of(model, layout.matmul_codes))
+        slots, sorts = Counter(chunk_slots(model, lengths)), iter(sorts_of(model, layout.matmul_quantization))
         made, chunks = dict[frozenset[tuple[Sort, int]], Chunk](), []
         for length in lengths:
             own = Counter(islice(sorts, length))

@@ -9,7 +9,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.layout import Layout
-from jaxpar.cost.matmul_codes import MatmulCodes
+from jaxpar.cost.matmul_codes import MatmulQuantization
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.step_time.model import StepTime, step_time
 
@@ -70,7 +70,7 @@ def test_the_first_flash_attention_takes_a_multiple_of_the_second():
 
 def test_float8_with_scales_of_rows_multiplies_as_in_16_bits():
     exact = replace(SPLIT, remat="none")
-    layout = replace(exact, matmul_codes=MatmulCodes(None, layers=MODEL.layers))
+    layout = replace(exact, matmul_quantization=MatmulQuantization(None, layers=MODEL.layers))
     slower = seconds(layout, row_scales=True) - seconds(layout)
     assert slower == pytest.approx(jaxpar(exact).breakdown["matmuls"] - jaxpar(layout).breakdown["matmuls"])
 

@@ -10,7 +10,7 @@ import pytest
 
 from jaxpar.precision.grouped import tile_aligned_places
 from jaxpar.precision.recipe import E4M3, E5M2
-from jaxpar.precision.scale import Codes, quantize_tiles
+from jaxpar.precision.scale import QuantizedTensor, quantize_tiles
 from pallas_kernels.grouped_tiled_matmul import REGISTRY, Request, grouped_tiled_weight_gradients
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
@@ -40,14 +40,14 @@ CASES = {
 }
 
 
-def operands(case: Case) -> tuple[Codes, Codes, jax.Array]:
+def operands(case: Case) -> tuple[QuantizedTensor, QuantizedTensor, jax.Array]:
     """(rows, gradients, rows of each group with those that fill its last tile). Tiles and columns differ in size by
     powers of ten; what is behind the groups is no number."""
     draw, m = np.random.default_rng(1), sum(case.sizes) + case.room
     places = tile_aligned_places(jnp.array(case.sizes), m, 128)
     row, used = np.asarray(places.row), int(places.sizes.sum())
 
-    def codes(columns: int, form: str) -> Codes:
+    def codes(columns: int, form: str) -> QuantizedTensor:
         sizes = 10.0 ** draw.integers(-3, 4, (len(row) // 128, columns)).repeat(128, axis=0)
         values = np.where(row[:, None] >= 0, draw.normal(size=(len(row), columns)) * sizes, 0.0)
         values[used:] = np.nan
@@ -56,7 +56,7 @@ def operands(case: Case) -> tuple[Codes, Codes, jax.Array]:
     return codes(case.k, E4M3), codes(case.n, case.form), places.sizes
 
 
-def error(found: jax.Array, left: Codes, right: Codes, sizes: jax.Array) -> float:
+def error(found: jax.Array, left: QuantizedTensor, right: QuantizedTensor, sizes: jax.Array) -> float:
     """The largest, as a share of the sum of the products' magnitudes; infinite where an empty group has not zeros."""
     rows, d_out = (
         np.asarray(each.values, np.float64) * np.asarray(each.scales, np.float64).repeat(128, axis=0)

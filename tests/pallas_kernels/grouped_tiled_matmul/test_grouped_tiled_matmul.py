@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpar.precision.recipe import E4M3, E5M2
-from jaxpar.precision.scale import Codes, quantize_tiles
+from jaxpar.precision.scale import QuantizedTensor, quantize_tiles
 from pallas_kernels.grouped_tiled_matmul import REGISTRY, Request, grouped_tiled_matmul
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-def operands(case: Case) -> tuple[Codes, Codes]:
+def operands(case: Case) -> tuple[QuantizedTensor, QuantizedTensor]:
     """Numbers whose rows, matrices and tiles differ in size by powers of ten; no number is behind the groups."""
     draw = np.random.default_rng(0)
     sizes = lambda *shape: 10.0 ** draw.integers(-3, 4, (*shape, case.k // 128)).repeat(128, axis=-1)
@@ -52,7 +52,7 @@ def operands(case: Case) -> tuple[Codes, Codes]:
     return quantize_tiles(single(rows), (1, 128), case.form), quantize_tiles(single(weights), (128, 128), E4M3)
 
 
-def error(found: jax.Array, left: Codes, right: Codes, sizes: tuple[int, ...]) -> float:
+def error(found: jax.Array, left: QuantizedTensor, right: QuantizedTensor, sizes: tuple[int, ...]) -> float:
     """The largest, as a share of the sum of the products' magnitudes; infinite if a row behind the groups is not 0."""
     values, scales = (np.asarray(x, np.float64) for x in left)
     rows = values * scales.repeat(128, axis=1)

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.precision.recipe import E4M3, E5M2
-from jaxpar.precision.scale import Codes, quantize_tiles
+from jaxpar.precision.scale import QuantizedTensor, quantize_tiles
 from pallas_kernels.grouped_matmul.mosaic.kernel import Kernel
 from pallas_kernels.tiled_matmul import REGISTRY, Request, tiled_matmul
 from pallas_kernels.unsupported import Unsupported
@@ -42,7 +42,7 @@ CASES = {
 }
 
 
-def operands(case: Case) -> tuple[Codes, Codes]:
+def operands(case: Case) -> tuple[QuantizedTensor, QuantizedTensor]:
     """Numbers whose rows and tiles differ in size by powers of ten."""
     draw = np.random.default_rng(0)
     sizes = lambda rows: 10.0 ** draw.integers(-3, 4, (rows, case.k // 128)).repeat(128, axis=1)
@@ -52,12 +52,12 @@ def operands(case: Case) -> tuple[Codes, Codes]:
     return quantize_tiles(left, (1, 128), case.forms[0]), quantize_tiles(right, of_right, case.forms[1])
 
 
-def float64(codes: Codes) -> np.ndarray:
+def float64(codes: QuantizedTensor) -> np.ndarray:
     values, scales = (np.asarray(x, np.float64) for x in codes)
     return values * scales.repeat(values.shape[0] // scales.shape[0], axis=0).repeat(128, axis=1)
 
 
-def error(found: jax.Array, left: Codes, right: Codes) -> float:
+def error(found: jax.Array, left: QuantizedTensor, right: QuantizedTensor) -> float:
     """The largest, as a share of the sum of the products' magnitudes."""
     a, b = float64(left), float64(right)
     magnitudes = np.maximum(np.abs(a) @ np.abs(b.T), 1e-30)  # where all codes of a row are 0

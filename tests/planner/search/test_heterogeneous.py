@@ -17,7 +17,7 @@ from jaxpar.cost.layout import Layout
 from jaxpar.distributed import devices
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layout import plan_file
-from jaxpar.layout.choices.matmul_codes import matmul_codes
+from jaxpar.layout.choices.matmul_codes import matmul_quantization
 from jaxpar.layout.choices.pipeline import even_chunks
 from jaxpar.pages.units import GIGA
 from jaxpar.planner.machine import cluster_at_hand
@@ -176,8 +176,8 @@ def test_rows_that_pad_take_part_in_what_comes_once_a_step(option: str):
     muon = OptimizerConfig("muon") if option == "muon" else CONFIG.optimizer
     precision = replace(CONFIG.precision, matmul="fp8_block" if option == "fp8_block" else None)
     config, cluster = replace(CONFIG, optimizer=muon, precision=precision), cluster_of(2.0)
-    codes = matmul_codes(config, cluster.gpu, "none", None, ("all",) * 16, 2)
-    equal = replace(LAYOUT, matmul_codes=codes)
+    codes = matmul_quantization(config, cluster.gpu, "none", None, ("all",) * 16, 2)
+    equal = replace(LAYOUT, matmul_quantization=codes)
 
     def once(layers: int) -> Mapping[str, float]:
         timer = clock_of(cluster, replace(config, model=replace(config.model, layers=layers)))

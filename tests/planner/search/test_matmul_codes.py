@@ -10,7 +10,7 @@ from jaxpar.config import Config, load_config
 from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.matmul_formats import group_names
-from jaxpar.layout.choices.matmul_codes import matmul_codes
+from jaxpar.layout.choices.matmul_codes import matmul_quantization
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.update import update_of
@@ -31,7 +31,7 @@ def coded(config: Config, layout: Layout, cluster: str) -> Layout:
     gpu, rows = parse_cluster(cluster).gpu, -(-config.model.layers // (layout.pipe * layout.virtual_stages))
     offload = "host" if layout.optimizer_offload else "none"
     chunks = layout.pipe * layout.virtual_stages
-    return replace(layout, matmul_codes=matmul_codes(config, gpu, offload, None, ("all",) * rows, chunks))
+    return replace(layout, matmul_quantization=matmul_quantization(config, gpu, offload, None, ("all",) * rows, chunks))
 
 
 def timed(layout: Layout, *options: str, name: str = "llama3_8b", cluster: str = "h100:1x8") -> StepTime:

@@ -12,7 +12,7 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import tensor_names
-from jaxpar.layout.choices.matmul import codes_once, exempt
+from jaxpar.layout.choices.matmul import exempt, quantizes_once
 from jaxpar.layout.coded_matrices import coded_matrices
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import apart
@@ -160,7 +160,7 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
         sections = {"parallel": {"microbatches": 2}} if name is None else ROUTED_ON[name]
         precision = {"matmul": "fp8_delayed", "matmul_options": EXCEPTED}
         run = SmallRun(small(**sections | {"model": WIDE, "data": LONG, "precision": precision}))
-        assert codes_once(run.step.layout.plan)
+        assert quantizes_once(run.step.layout.plan)
         names = tensor_names(run.step.layout.config)
         state = run.step.residency.initial_state()
         weights = run.by_layer(state.master)["layers"]["all"]["mlp"]
