@@ -38,7 +38,7 @@ def attend_alone(
 def kernel_request(request: AttentionRequest) -> Request:
     """The attention of one device: its queries, over all keys of its rows; where it has whole rows of a sequence that
     is split, those of its share of the heads."""
-    ranks = request.context if request.whole_rows else 1
+    ranks = request.context if request.full_rows else 1
     return Request(
         platform=request.platform,
         dtype=request.dtype,
@@ -52,7 +52,7 @@ def kernel_request(request: AttentionRequest) -> Request:
         keys=request.sequence,
         softcap=request.softcap,
         lse=request.sinks,
-        full_rows=request.whole_rows,
+        full_rows=request.full_rows,
         runs=True,
         compares=True,
         deterministic=request.deterministic,

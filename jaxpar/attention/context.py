@@ -121,7 +121,7 @@ def preference(request: AttentionRequest, backend: str) -> tuple[str, str]:
         return "allgather", "nothing to gather: context is 1"
     if request.window is not None and request.window <= request.sequence // request.context:
         return "ring", "within the window only neighbouring ranks need to send"
-    if takes_cudnn(backend, replace(request, whole_rows=True)) and exchanges(request.heads, request.context) is None:
+    if takes_cudnn(backend, replace(request, full_rows=True)) and exchanges(request.heads, request.context) is None:
         return "ulysses", "each rank attends over whole rows, which cuDNN can"
     gathered = request.key_bytes * request.context
     memory = f"{size(gathered)} of gathered keys and values in a layer"

@@ -45,7 +45,7 @@ class AttentionRequest:
     """Neighbouring context ranks that exchange sequence for heads under `usp`."""
     permutes: bool = True
     """Whether layers may permute: not in the branching ticks of a pipeline."""
-    whole_rows: bool = True
+    full_rows: bool = True
     """Whether queries and keys on a device are those of whole rows, in their order."""
     deterministic: bool = False
     """Whether results have to be the same bits in every run."""

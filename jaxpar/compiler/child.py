@@ -62,10 +62,10 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     if memory is None:
         raise RuntimeError("XLA gave no account of memory")
     (state, batch, arguments), _ = compiled.input_shardings
-    kept = {"": state, "batch": batch, "arguments": arguments}  # None where the program does not use an argument
+    used = {"": state, "batch": batch, "arguments": arguments}  # None where the program does not use an argument
     inputs = [
         "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/"))))
-        for prefix, tree in kept.items()
+        for prefix, tree in used.items()
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
     return {

@@ -21,7 +21,7 @@ CUDA = (12, 9)
 CUDNN = (9, 10)
 """Version of cuDNN that XLA assumes when it chooses a layout or a fusion."""
 
-OWN_SHARE = (80, 100)
+XLA_SHARE = (80, 100)
 """Share of a described GPU's memory that XLA plans with where no allocator gives a limit. On a GPU it plans with the
 allocator's limit, and recomputes where the program exceeds it."""
 
@@ -105,7 +105,7 @@ def target_config(gpu: GPU) -> str:
     features = "ACCELERATED_FEATURES" if generation.accelerated else "NONE"
     kind = gpu.device_kinds[0]
     # So that XLA plans with the memory that programs may take, as it does where the program runs.
-    memory = -(-pool_bytes(gpu.device_bytes) * OWN_SHARE[1] // OWN_SHARE[0])
+    memory = -(-pool_bytes(gpu.device_bytes) * XLA_SHARE[1] // XLA_SHARE[0])
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024

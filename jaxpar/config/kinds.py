@@ -19,7 +19,7 @@ from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.config.spelling import cut, did_you_mean, quoted
 
-OWN = (
+KIND_KEYS = (
     "norm_placement", "residual", "position", "rope", "qk_norm", "qkv_clip", "attention_bias", "attention_scale",
     "attention_softcap", "attention_gate", "mixer", "latent_attention", "linear_attention", "window", "chunk",
     "attention_temperature", "activation", "activation_sparsity", "mlp", "mlp_bias", "experts", "kv_heads", "head_dim",
@@ -106,7 +106,7 @@ def _check_overrides(kind: str, overrides: Mapping[str, Any]) -> None:
     if kind == ALL:
         raise UserError(f"{where}: layers of a model without kinds have this name; expected another")
     for key, value in overrides.items():
-        if key not in OWN:
+        if key not in KIND_KEYS:
             why = "is of the whole model" if key in _types() else "is no key of model"
             raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{_suggestion(key)}")
         _checked(f"{where}.{key}", key, value)
@@ -135,6 +135,6 @@ def _checked(place: str, key: str, value: object) -> Any:
 def _suggestion(key: str) -> str:
     """A clause with the key that a wrong name probably means."""
     section, _, known = (key_of_other_system(key) or "").partition(".")
-    if section == "model" and known.partition(".")[0] in OWN:
+    if section == "model" and known.partition(".")[0] in KIND_KEYS:
         return f"; did you mean {known}?"
-    return did_you_mean(key, OWN) or f"; a kind may set {', '.join(OWN)}"
+    return did_you_mean(key, KIND_KEYS) or f"; a kind may set {', '.join(KIND_KEYS)}"

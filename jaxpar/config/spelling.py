@@ -8,8 +8,8 @@ from difflib import get_close_matches
 
 def cut(text: object, most: int = 300) -> str:
     """The text if it has at most `most` letters; else its beginning and its end, with dots between."""
-    whole = str(text)
-    return whole if len(whole) <= most else f"{whole[: most - most // 3 - 3]}...{whole[len(whole) - most // 3 :]}"
+    full = str(text)
+    return full if len(full) <= most else f"{full[: most - most // 3 - 3]}...{full[len(full) - most // 3 :]}"
 
 
 def quoted(value: object, most: int = 300) -> str:

@@ -138,7 +138,7 @@ class Experts:
         allowed = [slices for slices in range(least, SLICES + 1) if self.shape.part_tokens % slices == 0]
         return min(allowed or [1], key=self.seconds)
 
-    def own_first(self, slices: int) -> bool:
+    def local_first(self, slices: int) -> bool:
         """Whether a rank's local rows are computed apart, while the first slice is sent."""
         if slices == 1 or self.shape.tensor > 1 or self.shape.exchange == "all_gather":
             return False
@@ -149,8 +149,8 @@ class Experts:
     def seconds(self, slices: int, first: bool | None = None) -> float:
         """Forward and backward. A message costs its start in addition to its bytes (alpha + beta n; FSMoE,
         arXiv:2501.10714), and each slice, and rows that go `first`, one more addition to the gradients of the
-        weights. None is what `own_first` says."""
-        first = self.own_first(slices) if first is None else first
+        weights. None is what `local_first` says."""
+        first = self.local_first(slices) if first is None else first
         work, local = self._slice(slices, first), self._local(first)
         added = self.device.bytes_seconds(_added(slices, first) * self.shape.item_bytes * self._weights)
         return slices * sum(work) + sum(local) + added + sum(self.waited(slices, first))
@@ -231,7 +231,7 @@ class Experts:
     @cached_property
     def _exposed_once(self) -> tuple[float, float]:
         """`waited` of the slices that are chosen."""
-        return self.waited(self.slices, self.own_first(self.slices))
+        return self.waited(self.slices, self.local_first(self.slices))
 
     @cached_property
     def exposed(self) -> tuple[float, float]:
@@ -283,7 +283,7 @@ class Experts:
         forward = slices * sum(times.matmul(rows, n, k, item) for n, k in sides)
         inward = slices * sum(times.matmul(rows, k, n, item) for n, k in sides)
         weight = slices * sum(times.gradient(rows, n, k, ACCUMULATED, of_gradient) for n, k in sides)
-        numbers = _added(slices, self.own_first(slices)) * self.groups * sum(k * n for n, k in sides)
+        numbers = _added(slices, self.local_first(slices)) * self.groups * sum(k * n for n, k in sides)
         weight += self.device.bytes_seconds(numbers * shape.item_bytes)
         moved = back = 0.0
         if group.name in shape.quantization.groups:
@@ -295,6 +295,6 @@ class Experts:
         return Counted(forward, inward, weight, moved, back)
 
 
-def _added(slices: int, own_first: bool) -> float:
+def _added(slices: int, local_first: bool) -> float:
     """Numbers read and written, for each weight, to add the gradients of all parts in which rows are multiplied."""
-    return ADDED * (slices - 1) + LOCAL_ADDED * own_first
+    return ADDED * (slices - 1) + LOCAL_ADDED * local_first

@@ -155,15 +155,17 @@ def layer_cases(model: ModelConfig, sequence: int, layout: Layout, lora: LoraCon
     attention, beside = dict(layout.attention), side_columns(model).width(layout.tensor)
     item = 4 if layout.precision == "float32" else 2
     cases = {}
-    for kind, own in kind_models(model).items():
-        expert = 1 if own.experts is None else layout.expert  # without experts all ways to split them are one
-        exchange = exchange_by(own, layout.expert_exchange, layout.expert_capacity, expert, layout.tensor)
+    for kind, kind_model in kind_models(model).items():
+        expert = 1 if kind_model.experts is None else layout.expert  # without experts all ways to split them are one
+        exchange = exchange_by(kind_model, layout.expert_exchange, layout.expert_capacity, expert, layout.tensor)
         shape = LayerShape(
-            own, layout.microbatch, sequence, layout.context, layout.tensor, item, lora, expert, layout.expert_capacity,
-            exchange, layout.imbalance, layout.exchange_dtype, layout.expert_quantization, beside,
+            kind_model, layout.microbatch, sequence, layout.context, layout.tensor, item, lora, expert,
+            layout.expert_capacity, exchange, layout.imbalance, layout.exchange_dtype, layout.expert_quantization,
+            beside,
         )  # fmt: skip
         cases[kind] = LayerCase(
             shape, layout.context_strategy, layout.matmul_quantization, layout.devices // layout.pipe,
-            layout.expert_slices, attention.get(kind), layout.expert_own_rows, layout.expert_loop, layout.state_messages,
+            layout.expert_slices, attention.get(kind), layout.expert_own_rows, layout.expert_loop,
+            layout.state_messages,
         )  # fmt: skip
     return cases

@@ -90,7 +90,7 @@ class Layout:
         return self.pipe * self.data * self.context * self.tensor
 
     @property
-    def ends(self) -> int:
+    def vocab_ranks(self) -> int:
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
         return self.pipe if self.shared_ends else 1
 
@@ -108,12 +108,12 @@ class Layout:
         """The layout of a chunk of so many layers: its `remat` is that of the first rows of the longest chunk."""
         if isinstance(self.remat, str):
             return self
-        kept, left = [], layers
+        shortened, left = [], layers
         for count, treatments in self.remat:
             if left > 0:
-                kept.append((min(count, left), treatments))
+                shortened.append((min(count, left), treatments))
             left -= count
-        return self if tuple(kept) == self.remat else replace(self, remat=tuple(kept))
+        return self if tuple(shortened) == self.remat else replace(self, remat=tuple(shortened))
 
     def microbatches(self, global_batch: int) -> int:
         """Microbatches of a step; `global_batch` in sequences, a multiple of what all data ranks of all islands take

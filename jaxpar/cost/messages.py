@@ -94,35 +94,37 @@ class Ring:
         """Bytes per second from one pod to the next; infinite in one pod."""
         return inf if self.leaving is None else self.leaving.lane(self.card)
 
-    def gather(self, whole: float) -> float:
-        """All-gather that ends with `whole` bytes on each rank; the same as a reduce-scatter that starts with them."""
-        formula = lambda whole: self.start + self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
-        return self._seconds("gather", whole, formula)
+    def gather(self, full_bytes: float) -> float:
+        """All-gather that ends with `full_bytes` on each rank; the same as a reduce-scatter that starts with them."""
+        formula = lambda full_bytes: (
+            self.start + self.latency + full_bytes * (self.ranks - 1) / self.ranks / self.bandwidth
+        )
+        return self._seconds("gather", full_bytes, formula)
 
-    def reduce(self, whole: float) -> float:
-        """All-reduce of `whole` bytes: scatter and gather in one message, or trees where these are faster."""
-        return self._seconds("all_reduce", whole, self._reduce)
+    def reduce(self, full_bytes: float) -> float:
+        """All-reduce of `full_bytes`: scatter and gather in one message, or trees where these are faster."""
+        return self._seconds("all_reduce", full_bytes, self._reduce)
 
-    def _reduce(self, whole: float) -> float:
-        moved = 2 * whole * (self.ranks - 1) / self.ranks
+    def _reduce(self, full_bytes: float) -> float:
+        moved = 2 * full_bytes * (self.ranks - 1) / self.ranks
         by_ring = 2 * self.latency + moved / self.bandwidth
         by_trees = self.tree_latency + moved / (TREE * self._slowest(self.tree_across))
         return self.start + min(by_ring, by_trees)
 
-    def exchange(self, whole: float) -> float:
-        """All-to-all in which each rank holds `whole` bytes, an equal part for every rank.
+    def exchange(self, full_bytes: float) -> float:
+        """All-to-all in which each rank holds `full_bytes`, an equal part for every rank.
 
         No part is for two ranks: parts for other hosts leave over the sender's own card, beside those that stay, and
         those for other pods over the sender's share of the uplinks.
         """
-        return self._seconds("all_to_all", whole, self._exchange)
+        return self._seconds("all_to_all", full_bytes, self._exchange)
 
-    def _exchange(self, whole: float) -> float:
+    def _exchange(self, full_bytes: float) -> float:
         mates = self.ranks / self.hosts
-        stays, leaves = whole * (mates - 1) / self.ranks, whole * (self.ranks - mates) / self.ranks
+        stays, leaves = full_bytes * (mates - 1) / self.ranks, full_bytes * (self.ranks - mates) / self.ranks
         longest = max(stays / self.inside, leaves / self.card)
         if self.leaving is not None:
-            far = whole * (self.ranks - self.leaving.members) / self.ranks
+            far = full_bytes * (self.ranks - self.leaving.members) / self.ranks
             longest = max(longest, far * self.leaving.oversubscription / self.card)
         return self.start + self.latency + longest
 

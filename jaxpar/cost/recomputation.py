@@ -31,7 +31,7 @@ def layer_costs(
     model = hardware_of(cluster.gpu) if hardware is None else hardware
     on = device_of(cluster.gpu, model), network_of(cluster, model)
     shares = ((1.0 - exact, case), (exact, case.exact)) if exact else ((1.0, case),)
-    times = [(share, layer_time(own, *on)) for share, own in shares]
+    times = [(share, layer_time(case, *on)) for share, case in shares]
     mean = lambda seconds: sum(share * seconds(time) for share, time in times)
     again = lambda operation: mean(lambda time: time.again(frozenset((operation,))).seconds)
     outputs: dict[str, list[str]] = {}

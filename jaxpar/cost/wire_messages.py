@@ -43,26 +43,26 @@ class WireMessages:
     """Bytes of a stored weight."""
 
     @cached_property
-    def _whole(self) -> Ring:
+    def _full_ring(self) -> Ring:
         return self.network.ring(self.ranks, self.stride)
 
     @property
-    def _each(self) -> int:
+    def _ranks_per_host(self) -> int:
         """Ranks of the group in each host."""
-        return self.ranks // self._whole.hosts
+        return self.ranks // self._full_ring.hosts
 
     @cached_property
     def _inside(self) -> Ring:
-        return self.network.group(self._each, self._each)
+        return self.network.group(self._ranks_per_host, self._ranks_per_host)
 
     @cached_property
     def _between(self) -> Ring:
-        hosts = self._whole.hosts
-        return self.network.group(hosts, 1, self.network.leaving(hosts, self.stride * self._each))
+        hosts = self._full_ring.hosts
+        return self.network.group(hosts, 1, self.network.leaving(hosts, self.stride * self._ranks_per_host))
 
     @property
     def _two_levels(self) -> bool:
-        return 1 < self._whole.hosts < self.ranks
+        return 1 < self._full_ring.hosts < self.ranks
 
     def _sent(self, elements: float, coded: float) -> float:
         """Bytes of stored weights on the wire."""
@@ -70,38 +70,38 @@ class WireMessages:
 
     def gather(self, elements: float, coded: float = 0.0) -> float:
         """A microbatch's gather of a weight of so many elements."""
-        own = self.wire.hpz
-        if own > 1:
-            return self.network.ring(own, self.stride).gather(self.item * (elements - coded) + coded)
-        return self.gather_whole(elements, coded)
+        hpz = self.wire.hpz
+        if hpz > 1:
+            return self.network.ring(hpz, self.stride).gather(self.item * (elements - coded) + coded)
+        return self.gather_full(elements, coded)
 
     def gather_once(self, elements: float, coded: float = 0.0) -> float:
         """The gather between hpZ shards, once a step; 0 without these."""
-        own = self.wire.hpz
-        if own == 1:
+        hpz = self.wire.hpz
+        if hpz == 1:
             return 0.0
-        sent = self._sent(elements, coded) / own
-        return self.network.ring(self.ranks // own, self.stride * own).gather(sent)
+        sent = self._sent(elements, coded) / hpz
+        return self.network.ring(self.ranks // hpz, self.stride * hpz).gather(sent)
 
-    def gather_whole(self, elements: float, coded: float = 0.0) -> float:
+    def gather_full(self, elements: float, coded: float = 0.0) -> float:
         """The gather of updated weights under ZeRO-1 and 2, once a step."""
-        return self._whole.gather(self._sent(elements, coded))
+        return self._full_ring.gather(self._sent(elements, coded))
 
     def scatter(self, elements: float) -> float:
         """A reduce-scatter of the gradient of so many elements."""
         sent = element_bytes(self.wire.gradient, GRADIENT) * elements
         if self.wire.gradient is None:
-            return self._whole.gather(sent)  # its mirror image
+            return self._full_ring.gather(sent)  # its mirror image
         if not self._two_levels:
-            return self._whole.exchange(sent)
+            return self._full_ring.exchange(sent)
         inside = element_bytes("int8" if self.wire.gradient == "int4" else self.wire.gradient, 0.0) * elements
-        return self._inside.exchange(inside) + self._between.exchange(sent / self._each)
+        return self._inside.exchange(inside) + self._between.exchange(sent / self._ranks_per_host)
 
     def reduce(self, elements: float) -> float:
         """An all-reduce of the gradient of so many elements."""
         if self.wire.gradient is None:
-            return self._whole.reduce(GRADIENT * elements)
+            return self._full_ring.reduce(GRADIENT * elements)
         back = element_bytes(self.wire.gradient, 0.0) * elements
         if not self._two_levels:
-            return self.scatter(elements) + self._whole.gather(back)
-        return self.scatter(elements) + self._between.gather(back / self._each) + self._inside.gather(back)
+            return self.scatter(elements) + self._full_ring.gather(back)
+        return self.scatter(elements) + self._between.gather(back / self._ranks_per_host) + self._inside.gather(back)

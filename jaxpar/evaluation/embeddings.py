@@ -27,7 +27,7 @@ from jaxpar.layers.context import sequence_part
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
-from jaxpar.mesh.build import mapped, on_hosts
+from jaxpar.mesh.build import mapped, to_numpy
 from jaxpar.mesh.collectives import reduce_max, reduce_sum
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
@@ -86,7 +86,7 @@ def vectors_by(config: Config, source: Model) -> Embed:
                 lengths[row] = min(len(document), TOKENS)
                 tokens[row, : lengths[row]] = document[:TOKENS]
             placed = batch.place(model.mesh, single_document_fields(tokens))
-            vectors.append(on_hosts(program(model.weights, placed, put_rows(model.mesh, lengths))))
+            vectors.append(to_numpy(program(model.weights, placed, put_rows(model.mesh, lengths))))
         return normalized(np.concatenate(vectors)[: len(documents)])
 
     return embed

@@ -22,7 +22,7 @@ from jaxpar.generation.pages import Pages
 from jaxpar.generation.prefill import Begun, Flight, Prefill, data_ranks, put_rows
 from jaxpar.generation.programs import Programs
 from jaxpar.generation.requests import Request, Row, Speed
-from jaxpar.mesh.build import on_hosts
+from jaxpar.mesh.build import to_numpy
 from jaxpar.mesh.parameters import Weights
 
 TOGETHER, TOGETHER_TOKENS = 4, 512
@@ -250,7 +250,7 @@ class Engine:
     def _read(self, flight: Flight) -> list[Row]:
         """Wait for tokens; the rows that they end."""
         arrays: tuple[Any, Mapping[str, Any]] = flight.drawn, flight.records
-        drawn, records = on_hosts(arrays)
+        drawn, records = to_numpy(arrays)
         now, speed = time.perf_counter(), self.speed
         if flight.answers:
             speed.prompt_seconds += now - self._clock

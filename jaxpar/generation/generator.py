@@ -24,7 +24,7 @@ from jaxpar.generation.sampling import LIKELIEST, NotFinite, Sampling
 from jaxpar.generation.unstacked import is_unstacked, unstacked, unstacked_layout, with_adapters
 from jaxpar.interop.adapters.adapter import AdapterSource
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.mesh.build import on_hosts
+from jaxpar.mesh.build import to_numpy
 from jaxpar.mesh.parameters import Weights
 from jaxpar.runtime.batch import BatchLayout, single_document_fields
 
@@ -184,7 +184,7 @@ class Generator:
         batch = BatchLayout(SCORED, tokens.shape).place(self.mesh, arrays)
         each = (put_rows(self.mesh, np.full(self._ranks, value, np.int32)) for value in (len(row) - 1, adapter))
         scores = self.programs.scores(*tokens.shape)(self._weights, batch, *each)
-        return on_hosts(scores)[0, : len(row) - 1]
+        return to_numpy(scores)[0, : len(row) - 1]
 
     def engine(
         self,

@@ -26,7 +26,7 @@ from jaxpar.generation.programs import BY_TOKEN, SCORED
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
-from jaxpar.mesh.build import mapped, on_hosts
+from jaxpar.mesh.build import mapped, to_numpy
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
@@ -106,7 +106,7 @@ class Scorer:
             labels[number, : len(row) - 1] = row[1:]
         arrays = single_document_fields(tokens) | {"labels": labels}
         batch = BatchLayout(SCORED, tokens.shape).place(self.model.mesh, arrays)
-        scored = on_hosts(self._program(size, length, records, choices)(self.model.weights, batch))
+        scored = to_numpy(self._program(size, length, records, choices)(self.model.weights, batch))
         rows_of = lambda values: [values[index, : len(row) - 1] for index, row in enumerate(rows)]
         log_probabilities, likeliest, best, likely, recorded = jax.tree.map(rows_of, scored)
         return [

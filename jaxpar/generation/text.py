@@ -102,10 +102,10 @@ class Screen:
 
     def show(self, text: str) -> None:
         """Print what is new."""
-        whole = text.rstrip(UNKNOWN)
-        if whole.startswith(self._shown):
-            print(whole[len(self._shown) :], end="", flush=True)
-            self._shown = whole
+        complete = text.rstrip(UNKNOWN)
+        if complete.startswith(self._shown):
+            print(complete[len(self._shown) :], end="", flush=True)
+            self._shown = complete
 
     def end(self) -> None:
         """End the line."""

@@ -92,7 +92,7 @@ def _filled(rows: int, columns: int, processors: int) -> float:
     return tiles / processors / ceil(tiles / processors)
 
 
-OWN_PERCENT = 95
+XLA_DEFAULT_PERCENT = 95
 """XLA's default."""
 
 
@@ -114,4 +114,4 @@ def with_host_buffers(config: Config, plan: Plan, device: Device, usable: Callab
     if on_host == 0 or device.platform == "cpu":
         return plan
     free = max(1, usable() - estimate_memory(config, plan).optimizer)
-    return replace(plan, memory_percent=min(OWN_PERCENT - (-100 * on_host // free), PERCENT))
+    return replace(plan, memory_percent=min(XLA_DEFAULT_PERCENT - (-100 * on_host // free), PERCENT))

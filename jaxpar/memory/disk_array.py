@@ -133,7 +133,7 @@ def offload_folder(config: Config) -> Path:
     return Path(chosen).expanduser() if chosen is not None else Path(run.dir).expanduser() / run.name
 
 
-def check_whole(state: PyTree) -> None:
+def check_complete(state: PyTree) -> None:
     """Raises `UserError` if an update was interrupted: it is then in some of the files and not in others."""
     leaves = jax.tree.leaves(state)
     if any(leaf.halfway for leaf in leaves if isinstance(leaf, DiskArray)):

@@ -41,13 +41,13 @@ def offload_share(
     for run, sizes in runs:
         moved = {n for n, now in run.activations.items() if now == "save" and sizes.get(n, 0) >= stays_below}
         each = sum(sizes[name] for name in moved)
-        whole = min(run.layers, int(max(0.0, wanted) // each)) if each else 0
-        shared.append(_offloading(run, whole, moved))
-        wanted -= whole * each
-        if whole < run.layers:
+        full_layers = min(run.layers, int(max(0.0, wanted) // each)) if each else 0
+        shared.append(_offloading(run, full_layers, moved))
+        wanted -= full_layers * each
+        if full_layers < run.layers:
             part = _nearest({name: sizes[name] for name in sorted(moved)}, wanted)
             shared.append(_offloading(run, 1, part))
-            shared.append(LayerRun(run.layers - whole - 1, run.activations))
+            shared.append(LayerRun(run.layers - full_layers - 1, run.activations))
             wanted -= sum(sizes[name] for name in part)
     return joined(shared)
 

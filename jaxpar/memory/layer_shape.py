@@ -202,8 +202,8 @@ class LayerShape:
 
     def joined(self, part: Part, group: Matmuls) -> list[tuple[int, int]]:
         """Outputs and inputs of the matrices of a group, concatenated, that are no products of two; none without."""
-        whole = [self.matrix(part.weights[name]) for name in group.weights if not part.is_factored(name)]
-        return [(sum(n for _, n in whole), whole[0][0])] if whole else []
+        unfactored = [self.matrix(part.weights[name]) for name in group.weights if not part.is_factored(name)]
+        return [(sum(n for _, n in unfactored), unfactored[0][0])] if unfactored else []
 
     def copies(self, spec: ParamSpec) -> int:
         """Matrices of a weight on a device: one, or one for each of its experts."""

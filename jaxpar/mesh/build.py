@@ -72,6 +72,6 @@ def mapped[**P, R](
     return jax.shard_map(precise, mesh=mesh, in_specs=in_layouts, out_specs=out_layouts, check_vma=True)
 
 
-def on_hosts[Tree](arrays: Tree) -> Tree:
+def to_numpy[Tree](arrays: Tree) -> Tree:
     """Arrays over a mesh as NumPy, on every process; each of them must call it."""
     return jax.device_get(arrays) if jax.process_count() == 1 else multihost_utils.process_allgather(arrays, tiled=True)

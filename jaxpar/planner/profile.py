@@ -185,8 +185,8 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster, 
 def _linked(cluster: Cluster, profile: Profile) -> Cluster:
     """The cluster, whose GPUs that are like the measured ones have the measured links."""
     share = profile.devices / cluster.gpus_per_host if is_cpu(cluster) else 1.0
-    own = {name: value if name == "node_latency" else value * share for name, value in profile.links.items()}
-    groups = [_with_links(one, own) if one.gpu == cluster.gpu else one for one in cluster.groups]
+    scaled = {name: value if name == "node_latency" else value * share for name, value in profile.links.items()}
+    groups = [_with_links(one, scaled) if one.gpu == cluster.gpu else one for one in cluster.groups]
     return replace(cluster, groups=tuple(groups))
 
 

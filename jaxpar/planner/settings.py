@@ -29,16 +29,16 @@ def config_of(config: Config, layout: Layout) -> Config:
         layout: of all devices.
     """
     pipelined = layout.pipe > 1
-    kept = fixed_for_planner(config.parallel)
-    kept["overlap"] = replace(kept["overlap"], shard_state_over_replicas=layout.shard_state)
-    kept["experts"] = replace(kept["experts"], slices=layout.expert_slices, own_rows=layout.expert_own_rows)
+    fixed = fixed_for_planner(config.parallel)
+    fixed["overlap"] = replace(fixed["overlap"], shard_state_over_replicas=layout.shard_state)
+    fixed["experts"] = replace(fixed["experts"], slices=layout.expert_slices, own_rows=layout.expert_own_rows)
     parallel = ParallelConfig(
         pipe=layout.pipe,
         replica=layout.replica,
         fsdp=layout.fsdp,
         expert=layout.expert,
         context=layout.context,
-        **kept,
+        **fixed,
         tensor=layout.tensor,
         zero=layout.zero,  # pyright: ignore[reportArgumentType]
         microbatches=layout.microbatches(config.data.batch_size),
@@ -78,12 +78,12 @@ def runs_of(remat: Remat, layers: int, names: Sequence[str]) -> Runs:
     """Remat of the layers of a chunk, by the names of a model's activations."""
     if isinstance(remat, str):
         return layer_runs(remat, names, layers)
-    return tuple(LayerRun(number, of_all_names(dict(own), names)) for number, own in remat)
+    return tuple(LayerRun(number, of_all_names(dict(treatments), names)) for number, treatments in remat)
 
 
-def of_all_names(own: Mapping[str, str], names: Sequence[str]) -> dict[str, Treatment]:
-    """Treatments with names that `own` leaves out."""
-    return {name: TREATMENTS[own.get(name, "recompute")] for name in names}
+def of_all_names(treatments: Mapping[str, str], names: Sequence[str]) -> dict[str, Treatment]:
+    """Treatments with names that `treatments` leaves out."""
+    return {name: TREATMENTS[treatments.get(name, "recompute")] for name in names}
 
 
 def as_remat(runs: Sequence[LayerRun], activations: Sequence[str]) -> RematRuns:

@@ -67,28 +67,30 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
     sizes = chunk_bytes(config, plan)
     bytes_kept = {"stash": sizes.stash, "kept": split_backward_bytes(config, plan)}
     # In milliseconds, to the microsecond, as exact numbers: sums do not depend on their order.
-    numbers: dict[str, int | Fraction] = {name: Fraction(round(1e6 * own), 1000) for name, own in times.items()}
+    numbers: dict[str, int | Fraction] = {
+        name: Fraction(round(1e6 * duration), 1000) for name, duration in times.items()
+    }
     numbers |= {name: layout.virtual_stages * number for name, number in bytes_kept.items()} | {"sent": sizes.sent}
-    own = [chunk.forward.seconds + chunk.backward.seconds for chunk in chunks]
+    by_chunk = [chunk.forward.seconds + chunk.backward.seconds for chunk in chunks]
     of_ranks = [0.0] * layout.pipe
-    for rank, seconds in zip(ranks_of(layout), own, strict=True):
+    for rank, seconds in zip(ranks_of(layout), by_chunk, strict=True):
         of_ranks[rank] += seconds
     return StageWork(
-        layout.schedule, layout.pipe, plan.microbatches, layout.virtual_stages, numbers, _relative(own),
+        layout.schedule, layout.pipe, plan.microbatches, layout.virtual_stages, numbers, _relative(by_chunk),
         _relative(of_ranks),
     )  # fmt: skip
 
 
 def _relative(seconds: Sequence[float]) -> tuple[Fraction, ...] | None:
     """Relative to their mean, to four digits; None where all are alike."""
-    found = tuple(Fraction(round(1e4 * own / fmean(seconds)), 10**4) for own in seconds)
+    found = tuple(Fraction(round(1e4 * one / fmean(seconds)), 10**4) for one in seconds)
     return None if len(set(found)) == 1 else found
 
 
 def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
     """The plan as the time model takes it."""
     axes, model = plan.axes, config.model
-    routed = any(own.experts is not None for own in kind_models(model).values())
+    routed = any(one.experts is not None for one in kind_models(model).values())
     shards, expert = (axes.fsdp, axes.expert) if routed else (axes.fsdp * axes.expert, 1)
     group = Group(axes.pipe, axes.replica, shards, axes.context, axes.tensor, plan.microbatch_rows, expert)
     even = even_chunks(model.layers, axes.pipe * plan.virtual_stages)

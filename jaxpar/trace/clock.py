@@ -148,11 +148,11 @@ class Clock:
         flight.exposed += waited
         taken = {channel: waited}
         for other in flights.values():
-            if (own := other.message.channel) != channel:
-                before = taken.get(own, 0.0)
-                taken[own] = before + other.advance(waited - before, now + before)
-        for own, used in taken.items():
-            run.busy[own] = run.busy.get(own, 0.0) + used
+            if (used_channel := other.message.channel) != channel:
+                before = taken.get(used_channel, 0.0)
+                taken[used_channel] = before + other.advance(waited - before, now + before)
+        for used_channel, used in taken.items():
+            run.busy[used_channel] = run.busy.get(used_channel, 0.0) + used
         run.kinds[kind] = run.kinds.get(kind, 0.0) + waited
         if self._records:
             run.spans.append(Span(flight.message.name, "wait", now, now + waited))

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.mesh.build import on_hosts
+from jaxpar.mesh.build import to_numpy
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import ParamSpec, Weights
 
@@ -34,11 +34,11 @@ class NamedWeights(Mapping[str, np.ndarray]):
         leaf = self._weights
         for key in self._paths[name]:
             leaf = leaf[key.key]
-        whole = np.asarray(on_hosts(leaf), np.float32)
+        full = np.asarray(to_numpy(leaf), np.float32)
         spec = self._specs[name]
         if spec.axes[0] == LAYERS:
-            whole = whole[self._layout.order.stack_at(self._paths[name]).row_of_layer]
-        return whole[tuple(slice(size) for size in spec.unpadded_shape)]
+            full = full[self._layout.order.stack_at(self._paths[name]).row_of_layer]
+        return full[tuple(slice(size) for size in spec.unpadded_shape)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)

@@ -46,7 +46,7 @@ def test_cudnn_is_preferred_where_it_computes_what_is_asked_for(change: dict) ->
         ({"packed": True, "compute_capability": 8.0}, "packed layout"),
         ({"prefix": True}, "prefix"),
         ({"softcap": 30.0}, "soft-cap"),
-        ({"whole_rows": False}, "parts of a row"),
+        ({"full_rows": False}, "parts of a row"),
     ],
 )
 def test_what_no_verified_kernel_computes_goes_to_plain_jax_with_the_reason(change: dict, reason: str) -> None:
@@ -178,7 +178,7 @@ def test_every_choice_names_a_function(backend: str) -> None:
 
 def test_the_kernel_gets_whole_rows_and_a_share_of_the_heads_or_parts_of_rows_and_all_heads() -> None:
     split = replace(HOPPER, context=4, heads=8, kv_heads=2, sequence=4096)
-    found = [kernel_request(replace(split, whole_rows=whole)) for whole in (True, False)]
+    found = [kernel_request(replace(split, full_rows=whole)) for whole in (True, False)]
     assert [(one.queries, one.keys, one.heads, one.kv_heads) for one in found] == [
         (4096, 4096, 2, 1), (1024, 4096, 8, 2),
     ]  # fmt: skip

@@ -30,7 +30,7 @@ def record(monkeypatch: pytest.MonkeyPatch, *recorded: str, gpu: str = "NVIDIA H
         monkeypatch.setattr(module, "record_of", found)
 
 
-@pytest.mark.parametrize("change", [{"packed": True}, {"window": 512}, {"softcap": 30.0}, {"whole_rows": False}])
+@pytest.mark.parametrize("change", [{"packed": True}, {"window": 512}, {"softcap": 30.0}, {"full_rows": False}])
 def test_a_kernel_with_a_record_is_chosen_where_cudnn_is_not_ahead(
     change: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +74,7 @@ def test_strategy_and_kernel_suit_each_other(
     record(monkeypatch, *OURS)
     request = replace(HOPPER, sequence=2**20, context=8, **change)
     assert choose_context_strategy("auto", request).name == strategy
-    choice = choose_backend("auto", replace(request, whole_rows=strategy == "ulysses"))
+    choice = choose_backend("auto", replace(request, full_rows=strategy == "ulysses"))
     assert choice.name.startswith(backend)
 
 

@@ -152,10 +152,10 @@ def without_starts(cluster: str = "h100:2x8") -> tuple[HardwareModel, Network]:
 def test_own_rows_go_first_where_that_is_expected_to_take_less():
     experts = Experts(case_of(8).shape, *on_h100s())
     by_choice = {first: experts.seconds(2, first=first) for first in (True, False)}
-    assert experts.own_first(2) == (by_choice[True] < by_choice[False])
+    assert experts.local_first(2) == (by_choice[True] < by_choice[False])
     assert experts.seconds(2) == min(by_choice.values())
-    asked = {own: replace(experts, own_rows=own).own_first(2) for own in ("first", "exchanged")}
-    assert asked == {"first": True, "exchanged": False} and not experts.own_first(1)
+    asked = {own: replace(experts, own_rows=own).local_first(2) for own in ("first", "exchanged")}
+    assert asked == {"first": True, "exchanged": False} and not experts.local_first(1)
 
 
 def on_h100s() -> tuple[Device, Network]:

@@ -138,7 +138,7 @@ def test_gram_matrices_are_split_over_all_ranks_and_counted_by_planner_and_estim
     own = state_of(config, Weights(config), case_of(config, plan))
     assert own.bytes_by_weight() == dict(zip(layout.weight_names, each, strict=True))
     update = update_of(config)
-    assert update.state > 2 * ADAMW.state and update.ends_state == ADAMW.state and update.matrices is not None
+    assert update.state > 2 * ADAMW.state and update.embed_and_head_state == ADAMW.state and update.matrices is not None
 
 
 def test_its_settings_are_checked():

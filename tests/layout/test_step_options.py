@@ -12,7 +12,7 @@ from jaxpar.config import Config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.xla_flags import GATHERS, MEMORY_PERCENT, MERGED, OVERLAP_LIMIT, SCATTERS
-from jaxpar.layout.compiler_choices import OWN_PERCENT, with_host_buffers
+from jaxpar.layout.compiler_choices import XLA_DEFAULT_PERCENT, with_host_buffers
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.step_options import CPU_OPTIONS, step_options
 from tests.small_run import small
@@ -70,7 +70,7 @@ def test_xla_has_what_it_would_have_of_the_device_and_what_is_on_the_host():
     percent = with_host_buffers(filled, plan, device, lambda: usable).memory_percent
     assert percent is not None
     beside = percent * 10**4 - estimate.host
-    assert OWN_PERCENT * 10**4 <= beside < (OWN_PERCENT + 1) * 10**4
+    assert XLA_DEFAULT_PERCENT * 10**4 <= beside < (XLA_DEFAULT_PERCENT + 1) * 10**4
     assert step_options(replace(plan, memory_percent=percent), mesh_on("gpu"))[MEMORY_PERCENT] == percent
 
 

@@ -49,7 +49,7 @@ class MemoryClasses:
         """The class of a value in memory at some moment."""
         if occupant.allocation.parameter is not None:
             name = self._inputs[occupant.allocation.parameter]
-            return next((own for own, prefixes in _STATE if name.startswith(prefixes)), "temporaries")
+            return next((class_name for class_name, prefixes in _STATE if name.startswith(prefixes)), "temporaries")
         classes = {self._of_value(value, occupant.allocation) for value in (occupant.value, *occupant.shared_with)}
         return next(name for name in _PRIORITY if name in classes)
 

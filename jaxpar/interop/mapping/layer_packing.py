@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 
 import numpy as np
 
-from jaxpar.config.kinds import OWN, kind_models, layer_kinds
+from jaxpar.config.kinds import KIND_KEYS, kind_models, layer_kinds
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
 
@@ -99,7 +99,7 @@ _WORDS = (
 def _names(distinct: Sequence[dict[str, object]]) -> list[str]:
     """A name for each kind: `local` and `global` where one of two has a window, `rotary` and `plain` where one of two
     has no positions, `routed` and `dense` where one of two has no experts."""
-    assert all(key in OWN for keys in distinct for key in keys), "keys that a kind may set"
+    assert all(key in KIND_KEYS for keys in distinct for key in keys), "keys that a kind may set"
     if len(distinct) == 2:
         for key, without, words in _WORDS:
             values = [keys.get(key) for keys in distinct]

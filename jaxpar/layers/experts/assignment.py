@@ -1,5 +1,5 @@
 """Decisions about all tokens of a microbatch at once. Each rank makes them from the same numbers, so they need no
-exchange but that of the numbers themselves (`TokenOrder.whole`), and none of them has a derivative."""
+exchange but that of the numbers themselves (`TokenOrder.gather`), and none of them has a derivative."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class Experts(Block):
         if factor is None:
             return routing
         order = TokenOrder.from_tokens(tokens)
-        inside = within_capacity(order.whole(routing.indices), order.whole(valid), self.experts.count, factor)
+        inside = within_capacity(order.gather(routing.indices), order.gather(valid), self.experts.count, factor)
         return routing._replace(indices=jnp.where(order.local(inside), routing.indices, NO_EXPERT))
 
     def _report(

@@ -197,7 +197,7 @@ def base(logits: Logits, state: RouterState, experts: ExpertsConfig, options: No
     largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
     if state.train and state.replay is None:
         assert state.order is not None and state.valid is not None, "an assignment is one of all tokens"
-        indices = state.order.local(balanced(state.order.whole(logits), state.order.whole(state.valid)))[:, None]
+        indices = state.order.local(balanced(state.order.gather(logits), state.order.gather(state.valid)))[:, None]
     else:
         indices = selected(state, logits, 1)
     return Routing(indices, jax.nn.sigmoid(chosen(logits, indices)), {})
@@ -210,8 +210,8 @@ def expert_choice(logits: Logits, state: RouterState, experts: ExpertsConfig, op
     if state.replay is not None:
         return Routing(state.replay, chosen(probabilities, state.replay), {})
     assert state.order is not None and state.valid is not None, "a choice is one among all tokens"
-    valid = state.order.whole(state.valid)
-    used = state.order.local(chosen_by_experts(state.order.whole(probabilities), valid, experts.per_token))
+    valid = state.order.gather(state.valid)
+    used = state.order.local(chosen_by_experts(state.order.gather(probabilities), valid, experts.per_token))
     return Routing(_used(used), probabilities, {})
 
 

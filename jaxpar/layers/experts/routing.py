@@ -46,7 +46,7 @@ class TokenOrder(NamedTuple):
         first = lax.axis_index(STREAM_AXES) * indices.size
         return cls(order, lax.dynamic_slice_in_dim(jnp.argsort(order), first, indices.size))
 
-    def whole(self, x: Shaped[Array, " tokens *rest"]) -> Shaped[Array, " all_tokens *rest"]:
+    def gather(self, x: Shaped[Array, " tokens *rest"]) -> Shaped[Array, " all_tokens *rest"]:
         """`x` of the tokens of all ranks, in order, without a derivative."""
         return join_ranks(lax.stop_gradient(x), STREAM_AXES)[self.order]
 

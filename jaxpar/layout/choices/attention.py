@@ -57,9 +57,9 @@ def attention_plan(
     served = widest(requests)
     strategy = choose_context_strategy(config.parallel.context_strategy, served, config.attention.backend)
     layout = _context_layout(config, strategy.name, served)
-    whole_rows = layout.ulysses == served.context
+    full_rows = layout.ulysses == served.context
     backends = {
-        kind: choose_backend(config.attention.backend, replace(request, whole_rows=whole_rows), kind=kind)
+        kind: choose_backend(config.attention.backend, replace(request, full_rows=full_rows), kind=kind)
         for kind, request in requests.items()
     }
     return AttentionPlan(
@@ -94,11 +94,9 @@ def strategy_on(config: Config, cluster: Cluster) -> str:
 def backends_on(config: Config, gpu: GPU, strategy: str) -> dict[str, str]:
     """The attention backend of each kind of layers under a context strategy on GPUs of a cluster; without the kinds
     that the configured one does not support, which a run refuses."""
-    whole_rows = config.parallel.context == 1 or strategy == "ulysses"
+    full_rows = config.parallel.context == 1 or strategy == "ulysses"
     requests = attention_requests(config, DescribedGPU.from_gpu(gpu), ()).items()
-    backends = {
-        kind: backend_of(config.attention.backend, replace(one, whole_rows=whole_rows)) for kind, one in requests
-    }
+    backends = {kind: backend_of(config.attention.backend, replace(one, full_rows=full_rows)) for kind, one in requests}
     return {kind: name for kind, name in backends.items() if name is not None}
 
 
@@ -106,9 +104,9 @@ def scratch_on(config: Config, gpu: GPU, strategy: str) -> int:
     """Scratch memory of a layer's attention under a context strategy on GPUs of a cluster."""
     if not config.data.packed:
         return 0
-    whole_rows = config.parallel.context == 1 or strategy == "ulysses"
+    full_rows = config.parallel.context == 1 or strategy == "ulysses"
     requests = attention_requests(config, DescribedGPU.from_gpu(gpu), ()).values()
-    return max(scratch_bytes(config.attention.backend, replace(one, whole_rows=whole_rows)) for one in requests)
+    return max(scratch_bytes(config.attention.backend, replace(one, full_rows=full_rows)) for one in requests)
 
 
 def check_attention(plan: Plan, config: Config, device: Device, node_devices: int | None = None) -> None:
@@ -120,7 +118,7 @@ def check_attention(plan: Plan, config: Config, device: Device, node_devices: in
             f"plan.attention: is of the kinds {planned}; expected those of the layers that attend, {attending}"
         )
     for kind, request in requests.items():
-        planned_request = replace(request, whole_rows=plan.ulysses == plan.axes.context, ulysses=plan.ulysses)
+        planned_request = replace(request, full_rows=plan.ulysses == plan.axes.context, ulysses=plan.ulysses)
         choose_backend(plan.attention[kind].name, planned_request, f"plan.attention.{kind}", kind)
     served = replace(widest(requests), ulysses=plan.ulysses)
     choose_context_strategy(plan.context_strategy.name, served, key="plan.context_strategy")

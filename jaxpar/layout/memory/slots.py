@@ -44,21 +44,21 @@ def pipeline_slots(schedule: str, ranks: int, microbatches: int, virtual_stages:
     p, m, v = ranks, microbatches, virtual_stages
     if schedule == "one-stage" or p == 1:
         return Slots(1, 0, 0, 1, 0, 0, 0, 1)
-    whole, split = m * v, SCHEDULES[schedule].splits_backward
+    all_chunks, split = m * v, SCHEDULES[schedule].splits_backward
     waiting = max(1, m - p + 1) if schedule == "breadth-first" and v > 1 else 1
     stash = {
-        "gpipe": whole,
-        "breadth-first": whole,
+        "gpipe": all_chunks,
+        "breadth-first": all_chunks,
         "zb-v": 2 * p,
         "dualpipe-v": 2 * p + 1,
         "v-half": 2 * p,
     }.get(schedule, 2 * (p - 1) + (v - 1) * p + 1)
     return Slots(
-        stash=min(whole, stash),
+        stash=min(all_chunks, stash),
         arrivals=2 if schedule in ("zb-v", "dualpipe-v") else waiting,
         cotangents=waiting,
         outputs=m if schedule in ("gpipe", "breadth-first") else 1,
-        kept=min(p, whole + 1) if split else 0,
+        kept=min(p, all_chunks + 1) if split else 0,
         weights=min(v, 2) if hold else 0,
         gradients=min(v, 2) if hold else 0,
         heads=_runs_with_loss(schedule, p, m, v),

@@ -49,7 +49,7 @@ class StateBytes:
         """
         if place == "file":
             return 0, 0, PIECES * self._largest_piece
-        name = "state" if self.sharded else "whole_state"
+        name = "state" if self.sharded else "full_state"
         embed_and_head = sum(getattr(part, name) for part in self.parts.embed_and_head.values())
         total = int(
             embed_and_head + sum(getattr(part, name) * self.rows[kind] for kind, part in self.parts.layers.items())
@@ -90,7 +90,7 @@ class StateBytes:
             for weight in part.weights:
                 if not weight.trained:
                     continue
-                yield StackState(weight, weight.state if self.sharded else weight.whole_state, rows)
+                yield StackState(weight, weight.state if self.sharded else weight.full_state, rows)
 
     @property
     def _largest_piece(self) -> int:

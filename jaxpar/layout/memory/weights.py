@@ -39,7 +39,7 @@ class Weight(NamedTuple):
     """Split like its state where that is sharded: like `sharded`, or over replicas too."""
     state: float
     """Bytes of master weight, moments and average, split like `updated`."""
-    whole_state: float
+    full_state: float
     """Elements that are split like `compute`."""
     matrices: bool
     """Whether its rule sees matrices."""
@@ -86,7 +86,7 @@ class Part(NamedTuple):
     """Elements of trained weights, split like their state where that is sharded."""
     state: float
     """Bytes of master weights and moments if those are split like `updated`."""
-    whole_state: float
+    full_state: float
     """The same if they are split like `compute`."""
 
     @property
@@ -107,7 +107,7 @@ class Part(NamedTuple):
             Elements.from_weights(weights, trained=False),
             sum(one.updated for one in weights if one.trained),
             sum(one.state for one in weights),
-            sum(one.whole_state for one in weights),
+            sum(one.full_state for one in weights),
         )
 
 

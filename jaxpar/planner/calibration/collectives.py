@@ -54,12 +54,12 @@ def measured_collectives(watch: Stopwatch, devices: Sequence[Any], sizes: Sequen
         inner = np.array(ordered).reshape(-1, group.ranks, group.stride)
         mesh = Mesh(inner, ("outer", RANKS, "inner"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
         for collective, step in steps(group.ranks):
-            for whole in sizes:
+            for full_bytes in sizes:
                 over = f"{plural(group.ranks, 'rank')} on {plural(group.hosts, 'host')}"
-                words = f"{collective} of {size(whole)} over {over}"
-                seconds = watch.kept(words, partial(_seconds, watch, mesh, collective, step, whole))
+                words = f"{collective} of {size(full_bytes)} over {over}"
+                seconds = watch.record_seconds(words, partial(_seconds, watch, mesh, collective, step, full_bytes))
                 if seconds is not None:
-                    found.append(Sent(collective, group.ranks, group.hosts, whole, seconds))
+                    found.append(Sent(collective, group.ranks, group.hosts, full_bytes, seconds))
     return found
 
 
@@ -76,16 +76,16 @@ def steps(ranks: int) -> list[tuple[Collective, Callable[..., jax.Array]]]:
     ]
 
 
-def arrays(collective: Collective, whole: int, ranks: int) -> tuple[int, int]:
+def arrays(collective: Collective, full_bytes: int, ranks: int) -> tuple[int, int]:
     """Numbers of the result and of what is sent, on each device, of so many bytes of float32."""
-    numbers = max(ranks, whole // 4 // ranks * ranks)
+    numbers = max(ranks, full_bytes // 4 // ranks * ranks)
     part = numbers // ranks
     return {"all_gather": (numbers, part), "reduce_scatter": (part, numbers)}.get(collective, (numbers, numbers))
 
 
-def _seconds(watch: Stopwatch, mesh: Mesh, collective: Collective, step: Callable[..., Any], whole: int) -> float:
+def _seconds(watch: Stopwatch, mesh: Mesh, collective: Collective, step: Callable[..., Any], full_bytes: int) -> float:
     """Seconds of a collective of zeros, whose sums stay finite."""
-    given = [_zeros(mesh, own) for own in arrays(collective, whole, mesh.shape[RANKS])]
+    given = [_zeros(mesh, shape) for shape in arrays(collective, full_bytes, mesh.shape[RANKS])]
     agree = lambda seconds: float(broadcast_one_to_all(np.float32(seconds)))
     return watch.loop(step, *given, agree=agree, within=partial(on_mesh, mesh))
 

@@ -75,7 +75,7 @@ def measured_products(watch: Stopwatch, shapes: Iterable[Asked], compute: Dtype)
         item, adds = table.of
         product = Product(int(m), int(n), int(k), "float32" if item == 4 else compute, 0.0, bool(adds))
         words = f"matmul {product.m} x {product.n} x {product.k} in {product.dtype}{', added' if adds else ''}"
-        seconds = watch.kept(words, lambda product=product: _product(watch, product))
+        seconds = watch.record_seconds(words, lambda product=product: _product(watch, product))
         if seconds is not None:
             found.append(replace(product, seconds=seconds))
     return found
@@ -107,22 +107,25 @@ def measured_attention(watch: Stopwatch, config: Config, lengths: Sequence[int])
     """Attention of each kind of layers over a row of each length, by the backend that a run on this device takes."""
     found = []
     for length in lengths:
-        own = replace(config, data=replace(config.data, sequence_length=length, batch_size=1))
-        for kind, request in attention_requests(own, jax.devices()[0], ()).items():
-            model = kind_models(own.model)[kind]
-            backend = choose_backend(own.attention.backend, request, kind=kind).name
+        row_config = replace(config, data=replace(config.data, sequence_length=length, batch_size=1))
+        for kind, request in attention_requests(row_config, jax.devices()[0], ()).items():
+            model = kind_models(row_config.model)[kind]
+            backend = choose_backend(row_config.attention.backend, request, kind=kind).name
             width = (head_dim(model) + value_dim(model)) // 2
             words = f"attention by {backend} over {length} tokens"
-            forward = watch.kept(words, lambda own=own, model=model, b=backend: _forward(watch, own, model, b))
+            forward = watch.record_seconds(
+                words, lambda row=row_config, model=model, b=backend: _forward(watch, row, model, b)
+            )
             if forward is None:
                 continue
-            rest = lambda own=own, model=model, b=backend, f=forward: _backward(watch, own, model, b) - f
-            backward = watch.kept(f"{words}, backward", rest)
+            rest = lambda row=row_config, model=model, b=backend, f=forward: _backward(watch, row, model, b) - f
+            backward = watch.record_seconds(f"{words}, backward", rest)
             if backward is None:
                 continue
             keys = mean_keys(length, reach(model), model.causal)
             row = Attended(
-                backend, own.precision.compute, length, model.heads, kv_heads(model), width, keys, forward, backward,
+                backend, row_config.precision.compute, length, model.heads, kv_heads(model), width, keys, forward,
+                backward,
             )  # fmt: skip
             if row not in found:
                 found.append(row)
@@ -151,7 +154,7 @@ def _attention(config: Config, model: ModelConfig, backend: str) -> tuple[Callab
     blocks = score_blocks(config.attention, jax.devices()[0])
     settings = attention_settings(config, model, (blocks["query_block"], blocks["kv_block"]), None, neighbours=True)
     values = (kv_heads(model), value_dim(model))
-    inputs = _randoms(dtype, *((1, length, *own) for own in (heads, keys, values)))
+    inputs = _randoms(dtype, *((1, length, *shape) for shape in (heads, keys, values)))
     indices = jnp.arange(length)[None]
     segments = jnp.ones_like(indices) if config.data.packed else None
     sinks = jnp.zeros(model.heads) if model.attention_sinks else None
@@ -169,7 +172,7 @@ def memory_rate(watch: Stopwatch, numbers: int) -> float | None:
     written."""
     arrays = jnp.zeros(numbers), jnp.ones(numbers)
     moved = 12 * numbers
-    seconds = watch.kept(f"memory, {size(moved)} by one kernel", lambda: watch.loop(mean, *arrays))
+    seconds = watch.record_seconds(f"memory, {size(moved)} by one kernel", lambda: watch.loop(mean, *arrays))
     return None if seconds is None else moved / seconds
 
 
@@ -197,7 +200,7 @@ def copy_rate(watch: Stopwatch, device: Device, moved: int) -> float | None:
     pinned = jax.device_put(array, there)
     runs = (("to the host", out, (array,)), ("from it", back, (pinned,)), ("both ways", both, (array, pinned)))
     spans = [
-        watch.kept(f"copy of {size(moved)} {way}", partial(watch.calls, function, *arrays))
+        watch.record_seconds(f"copy of {size(moved)} {way}", partial(watch.calls, function, *arrays))
         for way, function, arrays in runs
     ]
     return min((moved / span for span in spans if span is not None), default=None)

@@ -51,7 +51,7 @@ class Stopwatch:
         """Measure the smallest kernel."""
         self.launch_s = self.loop(lambda x: x * 0.5 + 1.0, jnp.ones(8))
 
-    def kept(self, name: str, measure: Callable[[], float]) -> float | None:
+    def record_seconds(self, name: str, measure: Callable[[], float]) -> float | None:
         """The seconds that `measure` returns; None, with a line in `refused`, where they cannot be had or are bound
         by launches."""
         try:

@@ -32,7 +32,7 @@ def measured_words(file: Path, profile: Profile, asked: Iterable[Asked]) -> str:
     found: defaultdict[str, list[bool]] = defaultdict(list)
     for one in sorted(asked):
         found[KINDS.get(one.table.what, "messages")].append(one.measured)
-    counts = [f"{sum(own)} of {len(own)} {kind}" for kind, own in found.items()]
+    counts = [f"{sum(timed)} of {len(timed)} {kind}" for kind, timed in found.items()]
     others = ("memory_share" in profile.model, "memory bandwidth"), ("host_bandwidth" in profile.links, "host copies")
     counts += [name for there, name in others if there]
     return (

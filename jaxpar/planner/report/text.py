@@ -56,9 +56,9 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
 
 def host_words(best: Planned) -> str:
     """How much host memory a layout takes, the limit, and where the limit is set."""
-    own, cluster = best.config.memory.host_limit, best.cluster
-    limit, source = cluster.host_limit(own), "memory.host_limit"
-    if own is None:
+    asked, cluster = best.config.memory.host_limit, best.cluster
+    limit, source = cluster.host_limit(asked), "memory.host_limit"
+    if asked is None:
         whole = size(limit * cluster.gpus_per_host)
         source = f"{whole} a host: host_memory in the cluster's YAML, {size(HOST_MEMORY)} by default"
     return f"On the host: {size(best.candidate.memory.host)} of the {size(limit)} that each GPU may use ({source})"

@@ -152,7 +152,7 @@ def remat(layout: Layout) -> str:
 def activations(treatments: Mapping[str, str]) -> str:
     """A phrase for the remat of some layers: the nearest preset, and the differences from it."""
     preset, changed = nearest_preset(treatments)
-    but = f"; but {', '.join(f'{name}: {own}' for name, own in changed.items())}" if changed else ""
+    but = f"; but {', '.join(f'{name}: {treatment}' for name, treatment in changed.items())}" if changed else ""
     return f"remat {preset}: {REMAT[preset]}{but}"
 
 
@@ -215,7 +215,7 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
     if not plan.experts:
         return []
     slower = []
-    if any(own.products.name == "xla" for own in plan.experts.values()):
+    if any(one.products.name == "xla" for one in plan.experts.values()):
         slower = ["products are timed as those of xla, a loop; a kernel takes less (parallel.experts.backend)"]
     if plan.axes.expert * plan.axes.tensor == 1:
         return ["each GPU has all experts, and tokens stay where they are", *slower]
@@ -224,7 +224,7 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
     )
     timed = f"timed {balance} on the fullest rank (parallel.experts.imbalance; a run measures experts/rank_load)"
     return [
-        f"{own.exchange.name}{kind_clause(kind)}: {own.exchange.reason}; {timed}" for kind, own in plan.experts.items()
+        f"{one.exchange.name}{kind_clause(kind)}: {one.exchange.reason}; {timed}" for kind, one in plan.experts.items()
     ] + slower
 
 
@@ -237,8 +237,8 @@ def stages(planned: Planned, timer: StepTimer) -> list[str]:
         return [f"no pipeline: all GPUs wait for the slowest ones ({cluster.gpu.name}) and the slowest network"]
     lines = list(map(str, planned.stages))
     if layout.stage_layers is not None:  # predicted alike, without the changes by `--verify` and by placement
-        own, equal = (timer.step(one).seconds for one in (layout, replace(layout, stage_layers=None)))
-        longer = percent(equal / own - 1)
+        uneven, equal = (timer.step(one).seconds for one in (layout, replace(layout, stage_layers=None)))
+        longer = percent(equal / uneven - 1)
         lines.append(f"lengths follow the speed of the GPUs: equal stages would take {longer} more time")
     elif (why := why_padded(layout)) is not None:
         lines.append(f"equal, since padding rows of shorter chunks take time: {why}")

@@ -75,7 +75,7 @@ class Bounds:
             trained = self.config.model.layers / group.pipe * layers.trained / group.shards
             return min(
                 sent.replicas.reduce(trained),
-                sent.replicas.scatter(trained) + sent.replica_weights.gather_whole(trained),
+                sent.replicas.scatter(trained) + sent.replica_weights.gather_full(trained),
             )
 
         key = "over replicas", group._replace(microbatch=1)

@@ -142,10 +142,10 @@ class Kernels:
             config = self.model.config
             asked = "table" if config.parallel.overlap.embedding_messages == "table" else "auto"
             overlap = replace(config.parallel.overlap, embedding_messages=asked)
-            own = replace(config, parallel=replace(config.parallel, zero=zero, overlap=overlap))
+            changed = replace(config, parallel=replace(config.parallel, zero=zero, overlap=overlap))
             axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
             gpu = DescribedGPU.from_gpu(self.cluster.gpu)
-            return embedding_messages(own, axes, gpu, group.microbatch, self.cluster).name
+            return embedding_messages(changed, axes, gpu, group.microbatch, self.cluster).name
 
         sends = zero >= 2 and group.pipe == 1 and group.shards > 1
         return self._on_gpus(("embedding messages", group, zero), make, "table") if sends else "table"
@@ -154,9 +154,9 @@ class Kernels:
     def expert_quantization(self) -> ExpertQuantization:
         """How routed experts are multiplied in FP8."""
         config, tensor = self.model.config, self.group.tensor
-        own = lambda: replace(config, parallel=replace(config.parallel, tensor=tensor))
+        asked = lambda: replace(config, parallel=replace(config.parallel, tensor=tensor))
         return self.known.of(
-            ("codes", tensor), lambda: expert_quantization(own(), DescribedGPU.from_gpu(self.cluster.gpu))
+            ("codes", tensor), lambda: expert_quantization(asked(), DescribedGPU.from_gpu(self.cluster.gpu))
         )
 
     @property

@@ -56,8 +56,8 @@ def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths
     layers = [sum(n for n, owner in zip(lengths, rank_of, strict=True) if owner == rank) for rank in range(pipe)]
     found = []
     for group in cluster.groups:
-        own = [rank for rank in range(pipe) if groups[rank] == group]
-        found.append(StagesOfGroup(group, own[0], len(own), tuple(layers[rank] for rank in own)))
+        ranks = [rank for rank in range(pipe) if groups[rank] == group]
+        found.append(StagesOfGroup(group, ranks[0], len(ranks), tuple(layers[rank] for rank in ranks)))
     return found
 
 

@@ -28,39 +28,46 @@ class Once:
         self.sharded_experts = messages.expert_shards.ranks if layout.zero else 1
         self.replicas = layout.replica if layout.shard_state else 1
         """Replicas among which a replica's part of it is split again."""
-        self.table = where.vocab * self.model.embed // (layout.tensor * layout.ends)
+        self.table = where.vocab * self.model.embed // (layout.tensor * layout.vocab_ranks)
         """Weights of an embedding or a head on a device."""
         self.tables = 1 if self.model.tied else 2
         """On every stage of a pipeline, or a part of them."""
         self.trained = 0 if layers.case.frozen else self.tables
         self.rows = self._rows()
         """Seconds of rows of the embedding in a microbatch; 0 where tables are sent."""
-        dense, self.experts = self.own_layers()
-        self.own = dense + self.trained * self.table
+        dense, self.experts = self.layer_elements()
+        self.local = dense + self.trained * self.table
         self.coded, self.coded_experts = self._quantized_elements()
-        self.updated = (self.own / self.sharded + self.experts / self.sharded_experts) / self.replicas
+        self.updated = (self.local / self.sharded + self.experts / self.sharded_experts) / self.replicas
         """Weights that a device updates."""
 
     def data(self) -> float:
         """Seconds of messages of weights and gradients that are not hidden."""
         layout, sent = self.layout, self.messages
-        held = self.own / self.sharded + self.experts / self.sharded_experts
+        held = self.local / self.sharded + self.experts / self.sharded_experts
         exposed = 0.0
         if layout.zero == 3:
             times = 1 if self.piped else 2  # for the forward and for the backward
-            ends = self.tables * times * sent.shards.gather(self.table), self.trained * sent.shards.scatter(self.table)
-            exposed += sum(ends) if self.piped else self.where.microbatches(layout) * self._ends(*ends)
+            embed_and_head = (
+                self.tables * times * sent.shards.gather(self.table),
+                self.trained * sent.shards.scatter(self.table),
+            )
+            exposed += (
+                sum(embed_and_head)
+                if self.piped
+                else self.where.microbatches(layout) * self._embed_and_head_s(*embed_and_head)
+            )
             exposed += self._over_replicas(held)
-            exposed += sent.shards.gather_once(self.own, self.coded) + sent.expert_shards.gather_once(self.experts)
+            exposed += sent.shards.gather_once(self.local, self.coded) + sent.expert_shards.gather_once(self.experts)
         elif layout.zero == 0:
-            exposed += sent.data.reduce(self.own) + sent.expert_data.reduce(self.experts)
+            exposed += sent.data.reduce(self.local) + sent.expert_data.reduce(self.experts)
         else:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.where.microbatches(layout) if layout.zero == 2 and layout.pipe == 1 else 1
-            by_table = self.own - self.table if self.rows else self.own
+            by_table = self.local - self.table if self.rows else self.local
             scatter = sent.shards.scatter(by_table) + sent.expert_shards.scatter(self.experts)
-            gather = sent.shards.gather_whole(self.own, self.coded)
-            gather += sent.expert_shards.gather_whole(self.experts, self.coded_experts)
+            gather = sent.shards.gather_full(self.local, self.coded)
+            gather += sent.expert_shards.gather_full(self.experts, self.coded_experts)
             exposed += times * (scatter + self.rows) + self._over_replicas(held) + gather
         if holds_chunks(layout):
             exposed += self._held()
@@ -78,8 +85,10 @@ class Once:
         held, coded = self.updated, coded / self.replicas
         update = self.where.device.bytes_seconds(self.update.moved * held + MASTER * coded)
         if self.layout.optimizer_offload:
-            ends = self.trained * self.table / (self.sharded * self.replicas)
-            link = self.update.link_seconds(held - ends, ends, self.where.cluster.host_bandwidth, coded)
+            embed_and_head = self.trained * self.table / (self.sharded * self.replicas)
+            link = self.update.link_seconds(
+                held - embed_and_head, embed_and_head, self.where.cluster.host_bandwidth, coded
+            )
             update = max(update, (1 - self.layout.resident_state) * link)
         if self.update.matrices is not None:
             update += self._of_matrices()
@@ -92,7 +101,7 @@ class Once:
         lengths = self.layout.stage_layers
         return self.model.layers / self.layout.pipe if lengths is None else self.layout.virtual_stages * max(lengths)
 
-    def own_layers(self) -> tuple[float, float]:
+    def layer_elements(self) -> tuple[float, float]:
         """Trained parameters of the layers' matrices, or of their factors, on a device, and those of experts; of layers
         of several kinds with all padding rows."""
         if self.layout.pipe == 1 or not self.slots:
@@ -101,7 +110,7 @@ class Once:
         return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)
 
     def _quantized_elements(self) -> tuple[float, float]:
-        """The parameters among `own_layers` that are stored as codes of 8 bits."""
+        """The parameters among `layer_elements` that are stored as codes of 8 bits."""
         if self.layers.case.frozen:
             return 0.0, 0.0
         return self._stacked * self.layers.coded, self._stacked * self.layers.coded_experts
@@ -119,7 +128,7 @@ class Once:
         them."""
         return waits + self.where.hardware.overlap_slowdown * (message - waits)
 
-    def _ends(self, gather: float, scatter: float) -> float:
+    def _embed_and_head_s(self, gather: float, scatter: float) -> float:
         """Exposed seconds of the messages of embedding and head in a microbatch, of so many if tables are sent. A
         table that is tied is sent for the head in any case."""
         by_table = 1 / self.tables if self.rows and not self.model.tied else 1.0
@@ -143,14 +152,14 @@ class Once:
         sent = self.messages
         if not self.layout.shard_state:
             return sent.replicas.reduce(held)
-        return sent.replicas.scatter(held) + sent.replica_weights.gather_whole(held)
+        return sent.replicas.scatter(held) + sent.replica_weights.gather_full(held)
 
     def _of_matrices(self) -> float:
         """Rules that see matrices: ranks that share weights exchange layers for dims, work on whole matrices, and send
         them back."""
         layers, sharded = self._stacked, self.sharded * self.replicas
         ring = self.where.ring(sharded * self.layout.tensor, 1)
-        own = layers * (self.layers.trained + self.layers.experts) / sharded
-        exchanged = ring.exchange(self.update.matrix_bytes * own)
+        local = layers * (self.layers.trained + self.layers.experts) / sharded
+        exchanged = ring.exchange(self.update.matrix_bytes * local)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
         return 2 * exchanged + share * self.layers.matrix_seconds(self.where.device, self.update)

@@ -106,7 +106,7 @@ class Step:
     def _microbatches(self) -> None:
         """The forward and backward of all microbatches on a rank that never waits, and the pieces of a pipeline."""
         layout, walk = self.layout, self.clock.walk
-        head, sums = self.layers.head(layout.ends).run(), self._sum_over_stages()
+        head, sums = self.layers.head(layout.vocab_ranks).run(), self._sum_over_stages()
         layer = joined(self.clock, [(self.passed[sort], share) for sort, share in self.layers.shares.items()])
         # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
         ends = walk(Repeat("head", head), Op("sums", 2 * sums, "pipe"))
@@ -116,7 +116,7 @@ class Step:
 
     def _work_of(self, chunk: Chunk, number: float) -> Run:
         """All microbatches on a rank with so many of a chunk, or of a layer, that never waits."""
-        m, head = self.microbatches, self.layers.head(self.layout.ends).run()
+        m, head = self.microbatches, self.layers.head(self.layout.vocab_ranks).run()
         return self.clock.walk(
             Repeat("forward", chunk.forward, m * number),
             Repeat("backward", chunk.backward, m * number),

@@ -48,17 +48,17 @@ class Update:
     state: float = MASTER + MOMENTS
     """Bytes per parameter of a layer's master weight, moments and average: on the host, what an update fetches and
     writes back."""
-    ends_state: float = MASTER + MOMENTS
+    embed_and_head_state: float = MASTER + MOMENTS
     """The same of embedding and head."""
 
-    def link_seconds(self, layers: float, ends: float, bandwidth: float, coded: float = 0.0) -> float:
-        """Seconds of the host's link in a step, for a device that updates so many parameters of layers and of ends.
+    def link_seconds(self, layers: float, embed_and_head: float, bandwidth: float, coded: float = 0.0) -> float:
+        """Seconds of the host's link in a step, for a device that updates so many parameters of layers and of embedding and head.
 
         Both directions at once, and so what goes to the device counts: master weights before the forward, twice where
         they become codes of 8 bits (`coded`), and all of the state in the update (`training.residency.on_host`).
         """
-        state = layers * self.state + ends * self.ends_state
-        return (state + MASTER * (layers + ends + coded)) / bandwidth
+        state = layers * self.state + embed_and_head * self.embed_and_head_state
+        return (state + MASTER * (layers + embed_and_head + coded)) / bandwidth
 
 
 ADAMW = Update()
@@ -71,28 +71,28 @@ def update_of(config: Config) -> Update:
     layers = [declare_layer(one) for one in kind_models(model).values()]
     matrices = [spec for layer in layers for spec in _trained(layer, config.lora)]
     table = ParamSpec((model.embed, model.embed), ("vocab", "embed"), decay=True)
-    kept, kept_of_ends = _state_bytes(config, matrices), _state_bytes(config, [table])
+    state_bytes, embed_and_head_bytes = _state_bytes(config, matrices), _state_bytes(config, [table])
     averaged = EMA / 2 * (optimizer.ema is not None)
     multiplies = any(rule_of(RuleRequest(optimizer, spec)).matmuls for spec in matrices)
     return Update(
-        ALWAYS + 2 * (kept + averaged), optimizer if multiplies else None,
-        4 if matrix_dtype(optimizer) == "float32" else 2, config.lora, MASTER + kept + averaged,
-        MASTER + kept_of_ends + averaged,
+        ALWAYS + 2 * (state_bytes + averaged), optimizer if multiplies else None,
+        4 if matrix_dtype(optimizer) == "float32" else 2, config.lora, MASTER + state_bytes + averaged,
+        MASTER + embed_and_head_bytes + averaged,
     )  # fmt: skip
 
 
 def _trained(layer: Layer, lora: LoraConfig) -> list[ParamSpec]:
     """The trained matrices of a layer, stacked."""
-    own = layer.matrices if lora.rank is None else [spec for part in layer.parts for spec in factors_of(part, lora)]
-    return [spec.stacked(1) for spec in own]
+    specs = layer.matrices if lora.rank is None else [spec for part in layer.parts for spec in factors_of(part, lora)]
+    return [spec.stacked(1) for spec in specs]
 
 
 def _state_bytes(config: Config, specs: Sequence[ParamSpec]) -> float:
     """Bytes of the state of weights per parameter."""
     request = RuleRequest(config.optimizer, specs[0], config.precision.moments)
     rules = [(spec, rule_of(request._replace(spec=spec))) for spec in specs]
-    kept = sum(array.local_bytes(spec, spec.shape) for spec, rule in rules for array in rule.state.values())
-    return kept / sum(spec.size for spec in specs)
+    state_bytes = sum(array.local_bytes(spec, spec.shape) for spec, rule in rules for array in rule.state.values())
+    return state_bytes / sum(spec.size for spec in specs)
 
 
 @lru_cache(maxsize=10_000)

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from jaxpar.config.kinds import ALL
 from jaxpar.memory.streaming import DEVICE
-from jaxpar.mesh.build import on_hosts
+from jaxpar.mesh.build import to_numpy
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Weights
 
@@ -29,7 +29,7 @@ def broken_gradients(squares: Weights, order: LayerOrder) -> Broken:
     Collective over the processes of a job.
     """
     broken: Broken = {}
-    for name, sums in _named(on_hosts(squares)).items():
+    for name, sums in _named(to_numpy(squares)).items():
         if sums.ndim == 0:
             if not np.isfinite(sums):
                 broken[name] = None
@@ -44,7 +44,7 @@ def broken_weights(weights: Weights) -> list[str]:
     """Names of the weights that are not finite. Collective over the processes of a job."""
     look = jax.jit(lambda weight: jnp.isfinite(jax.device_put(weight, DEVICE)).all())
     finite = jax.tree.map(look, weights)
-    return [name for name, value in _named(on_hosts(finite)).items() if not value]
+    return [name for name, value in _named(to_numpy(finite)).items() if not value]
 
 
 def describe(broken: Broken, *, loss_is_finite: bool, weights: Sequence[str], tied: bool) -> str:

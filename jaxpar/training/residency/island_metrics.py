@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from jaxpar.mesh.build import on_hosts
+from jaxpar.mesh.build import to_numpy
 
 REDUCED: dict[str, Callable[..., np.ndarray]] = {"tokens": np.sum, "finite": np.all, "skipped_in_row": np.max}
 """Reductions over islands of the step metrics, by name; others are means."""
@@ -34,7 +34,7 @@ class OfIslands:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         del copy
-        return np.asarray(self.reduced(*map(on_hosts, self.arrays)), dtype)
+        return np.asarray(self.reduced(*map(to_numpy, self.arrays)), dtype)
 
     def __float__(self) -> float:
         return float(self.__array__())

@@ -92,7 +92,7 @@ class OnDevice:
         """Sum of the squares of each weight's gradient: [rows] of a stacked weight, else a scalar."""
         return squares(gradients, self.layout.master, self.layout.trained)
 
-    def whole(self, gradients: Weights) -> Weights:
+    def full(self, gradients: Weights) -> Weights:
         """Gradients as arrays on the device."""
         return gradients
 

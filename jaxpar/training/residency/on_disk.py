@@ -24,7 +24,7 @@ from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import shardings
 from jaxpar.layout.step_options import step_options
-from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale
+from jaxpar.memory.disk_array import DiskArray, check_complete, copied, offload_folder, remove_stale
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.parameters import Nested, Weights, subtree_like
@@ -152,7 +152,7 @@ class OnDisk(OnDevice):
 
     def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
         """Raises `UserError` where an earlier update of `state` was interrupted."""
-        check_whole(state)
+        check_complete(state)
         weights = jax.tree.map(lambda leaf: leaf.on_device, state.master)
         gradients, facts, following, metrics = train(state._replace(master=weights, optimizer=None), batch, arguments)
         leaves = jax.tree.leaves(gradients)

@@ -96,8 +96,8 @@ class OnHost(OnDevice):
         local = lambda leaf: leaf.squares() if isinstance(leaf, HostGradient) else None
         return squares(gradients, self.layout.master, self.layout.trained, local)
 
-    def whole(self, gradients: Weights) -> Weights:
-        return jax.tree.map(lambda leaf: leaf.whole() if isinstance(leaf, HostGradient) else leaf, gradients)
+    def full(self, gradients: Weights) -> Weights:
+        return jax.tree.map(lambda leaf: leaf.full() if isinstance(leaf, HostGradient) else leaf, gradients)
 
     def updated(self, state: TrainState, gradients: Weights, facts: UpdateFacts) -> TrainState:
         weights, leaves, new = weight_states(state.master, state.optimizer), jax.tree.leaves(gradients), []
@@ -164,6 +164,6 @@ class HostGradient:
         total = lambda rows: jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=tuple(range(1, rows.ndim)))
         return map_row_pieces(lambda rows: total(self.finish(rows)), self.rows, rows_of_piece(self.rows))
 
-    def whole(self) -> Float[Array, " rows *shard"]:
+    def full(self) -> Float[Array, " rows *shard"]:
         """All of it on the device."""
         return self.finish(jax.device_put(self.rows, DEVICE))

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpar.checkpoint.pieces import Pieces, Region
 from jaxpar.hardware.host import PINNED
 from jaxpar.memory import streaming
-from jaxpar.memory.disk_array import DiskArray, check_whole
+from jaxpar.memory.disk_array import DiskArray, check_complete
 from jaxpar.mesh.layer_order import LAYERS, PADDING, LayerOrder, StackOrder
 from jaxpar.mesh.rules import axes_of_dim
 
@@ -64,7 +64,7 @@ class SavedState:
 
         Raises `UserError` where an update of what is on disk was interrupted.
         """
-        check_whole(state)
+        check_complete(state)
 
         def one(path: Any, leaf: jax.Array | DiskArray) -> Any:
             if isinstance(leaf, DiskArray):

@@ -57,7 +57,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         (
             "parameters",
             count(parameter_count(config.model, padded=False)),
-            f"{_own_parameters(layout)} per device at rest",
+            f"{_local_parameters(layout)} per device at rest",
         ),
         *_factors_row(layout),
         *expert_rows(config, plan),
@@ -251,7 +251,7 @@ def crossings(mesh: Mesh) -> str:
     return f" in {jax.process_count()} processes; crossing between them: {', '.join(crossing)}"
 
 
-def _own_parameters(layout: StepLayout) -> str:
+def _local_parameters(layout: StepLayout) -> str:
     storage, axes = layout.placements.storage.layout, layout.plan.axes
     sizes = map_specs(lambda spec, where: prod(local_shape(spec.shape, where, axes)), layout.specs, storage)
     return count(sum(jax.tree.leaves(sizes)))
@@ -265,14 +265,14 @@ def _zero_words(layout: StepLayout) -> str:
     """A phrase for the state that is sharded, and the matrices that are not because none of their dims divides."""
     axes, words = layout.plan.axes, ZERO_WORDS[layout.plan.zero]
     if layout.plan.zero and prod(axes[axis] for axis in SHARD_AXES) > 1:
-        words += _whole(layout, SHARD_AXES, "whole")
+        words += _unsplit_words(layout, SHARD_AXES, "whole")
     if layout.plan.shard_state_over_replicas.name:
         words += f"; optimizer state over {axes.replica} replicas too"
-        words += _whole(layout, REPLICAS, "the same in all replicas")
+        words += _unsplit_words(layout, REPLICAS, "the same in all replicas")
     return words
 
 
-def _whole(layout: StepLayout, split: tuple[str, ...], how: str) -> str:
+def _unsplit_words(layout: StepLayout, split: tuple[str, ...], how: str) -> str:
     """A phrase for the matrices that are `how` because no dim divides by the axes `split`; empty if there is none."""
     axes, paths = layout.plan.axes, []
     compute, optimizer = layout.placements.compute.layout, layout.placements.optimizer.layout

@@ -92,7 +92,7 @@ class TrainStep:
 
         def function(state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Weights]:
             step = self._functions.gradients(state, batch, jnp.uint32(self.layout.arguments.seed))
-            return step.loss, self.residency.whole(step.gradients)
+            return step.loss, self.residency.full(step.gradients)
 
         results = REPLICATED, self.layout.master
         return self.compiled(function, (self.layout.state, self.layout.batch.partitions), results)

@@ -54,10 +54,10 @@ COUNTS = np.array([1.0] * 9 + [0.0] * 3)
 class OneRank:
     """The order of the tokens of a rank that is alone."""
 
-    def whole(self, x: Any) -> Any:
+    def gather(self, x: Any) -> Any:
         return x
 
-    local = whole
+    local = gather
 
 
 ALONE = RouterState(bias=jnp.float32(BIAS), valid=jnp.asarray(COUNTS > 0), order=OneRank())

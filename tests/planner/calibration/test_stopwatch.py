@@ -51,14 +51,16 @@ def test_what_is_bound_by_launches_or_cannot_be_measured_is_refused_with_the_rea
     def fails(error: Exception) -> float:
         raise error
 
-    assert watch.kept("long", lambda: 31e-6) == 31e-6
-    assert watch.kept("short", lambda: 29e-6) is None
-    assert watch.kept("no longer", lambda: fails(Unmeasurable("a longer loop took no more time"))) is None
-    assert watch.kept("too large", lambda: fails(JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"))) is None
+    assert watch.record_seconds("long", lambda: 31e-6) == 31e-6
+    assert watch.record_seconds("short", lambda: 29e-6) is None
+    assert watch.record_seconds("no longer", lambda: fails(Unmeasurable("a longer loop took no more time"))) is None
+    assert (
+        watch.record_seconds("too large", lambda: fails(JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"))) is None
+    )
     assert watch.refused == [
         "short: 29.0 us are bound by launches: less than 10 times the 3.00 us of the smallest kernel",
         "no longer: a longer loop took no more time",
         "too large: it does not fit the device's memory",
     ]
     with pytest.raises(JaxRuntimeError):
-        watch.kept("broken", lambda: fails(JaxRuntimeError("INTERNAL: a bug")))
+        watch.record_seconds("broken", lambda: fails(JaxRuntimeError("INTERNAL: a bug")))

@@ -55,8 +55,8 @@ class Groups:
         """Whether each group is every n-th rank along `axes` together, with the same n: those of a node, or between
         nodes."""
         places = np.unravel_index(np.array(self.rows), tuple(mesh.values()))
-        own = [place for axis, place in zip(mesh, places, strict=True) if axis in axes]
-        ranks = np.ravel_multi_index(own, [mesh[axis] for axis in axes])
+        matched = [place for axis, place in zip(mesh, places, strict=True) if axis in axes]
+        ranks = np.ravel_multi_index(matched, [mesh[axis] for axis in axes])
         return len(set(np.diff(ranks, axis=1).ravel().tolist())) == 1
 
     def crosses(self, gpus_per_host: int) -> bool:
