@@ -30,7 +30,7 @@ class CheckpointError(UserError):
 
 
 class Damage(Exception):
-    """Why a checkpoint folder is not intact. Its text completes the sentence "it is skipped because ..."."""
+    """The reason why a checkpoint folder is not intact. Its text completes the sentence "it is skipped because ..."."""
 
 
 def reason(error: BaseException) -> str:

@@ -69,7 +69,7 @@ def _flush_folders(folder: Path, parents: Iterable[PurePosixPath]) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Why a checkpoint is not intact; None where it is. Every byte is read, by one of the processes.
+    """The reason why a checkpoint is not intact; None where it is. Every byte is read, by one of the processes.
 
     Collective: every process calls this on its main thread, and gets the same answer.
     """

@@ -20,7 +20,7 @@ from pallas_kernels import toolchain
 
 CUDA_RELEASES = ("12", "13")
 LEAST_CUBLAS = Version("13.2")
-"""marin-community/marin#5428."""
+"""The least version of cuBLAS without a known error (marin-community/marin#5428)."""
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 

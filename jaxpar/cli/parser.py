@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, number)
 
     def add_config(self, help: str = DEFAULTS, *, required: bool = False) -> None:
-        """`--config` and `--set`."""
+        """Adds the options `--config` and `--set`."""
         self.add_argument("--config", metavar="FILE", type=Path, required=required, help=help)
         help = "override a key of the file; may be repeated"
         self.add_argument(
@@ -67,21 +67,21 @@ class Parser(argparse.ArgumentParser):
         )  # fmt: skip
 
     def add_prefill(self) -> None:
-        """`--prefill-devices`."""
+        """Adds the option `--prefill-devices`."""
         words = "devices that read prompts, besides those that draw answers (default: the same ones do both)"
         self.add_argument("--prefill-devices", metavar="N", type=positive, default=0, help=words)
 
     def add_adapter(self) -> None:
-        """`--adapter`."""
+        """Adds the option `--adapter`."""
         words = "low-rank adapter of the model, in PEFT's format or of a run with lora.rank, merged with it"
         self.add_argument("--adapter", metavar="FOLDER", type=Path, help=words)
 
     def add_cluster(self, help: str = CLUSTER, *, required: bool = True) -> None:
-        """`--cluster`."""
+        """Adds the option `--cluster`."""
         self.add_argument("--cluster", required=required, help=help)
 
     def add_json(self, help: str = "print JSON and nothing else") -> None:
-        """`--json`, a flag."""
+        """Adds the flag `--json`."""
         self.add_argument("--json", action="store_true", help=help)
 
     def add_out(self, kinds: Mapping[str, str]) -> None:

@@ -91,7 +91,7 @@ def run_command(words: Sequence[str], out: Path | None = None) -> int:
 
 
 def without_gpus() -> None:
-    """For a command that computes nothing on devices: JAX would take the memory of the GPUs that there are."""
+    """Hides GPUs from a command that computes nothing on devices: JAX would take their memory."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")

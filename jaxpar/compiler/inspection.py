@@ -1,4 +1,4 @@
-"""From what the user typed to reports on the screen and in files: the work behind `python -m jaxpar.inspect`."""
+"""The work behind `python -m jaxpar.inspect`: reports, on the screen and in files, of what the user typed."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ISLANDS = "islands"
 AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
 """The mesh axes of one island, slowest links first."""
 MESH_AXES = (ISLANDS, *AXES)
-"""All mesh axes."""
+"""The names of all mesh axes."""
 DATA_AXES = ("replica", "fsdp", "expert")
 """Axes that split the rows of an island's batch."""
 BATCH_AXES = (ISLANDS, *DATA_AXES)

@@ -54,7 +54,7 @@ def window_of(model: ModelConfig) -> int | None:
 
 
 def streams_of(model: ModelConfig) -> int:
-    """Residual streams."""
+    """Returns the number of residual streams of a model."""
     return 1 if model.altup is None else model.altup.streams
 
 

@@ -60,7 +60,7 @@ def kind_models(model: ModelConfig) -> dict[str, ModelConfig]:
 
 
 def kind_counts(model: ModelConfig) -> dict[str, int]:
-    """How many layers each kind has, in the order in which they first come."""
+    """The number of layers of each kind, in the order in which they first come."""
     return dict(Counter(layer_kinds(model)))
 
 

@@ -50,7 +50,7 @@ FEED_FORWARDS: dict[str, Blocks] = {
 
 @dataclass(frozen=True)
 class NoOptions:
-    """No settings."""
+    """Options of an entry that has no settings."""
 
 
 FEATURES: dict[str, str] = {
@@ -72,7 +72,7 @@ FEATURES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class LossEntry:
-    """An objective."""
+    """An objective that `loss.name` can select."""
 
     made_by: str
     """`module:name` of a subclass of `jaxpar.runtime.objective.Objective`."""
@@ -133,7 +133,7 @@ OBJECTIVES: dict[str, LossEntry] = {
         LossEntry("jaxpar.objectives.policy:PolicyGradient", ("reference", "policy"), rewards=True, judged=False),
     ),
 }
-"""Values of `loss.name`."""
+"""The objectives by their name in `loss.name`."""
 
 
 def objectives_of(answers: str) -> list[str]:
@@ -143,7 +143,7 @@ def objectives_of(answers: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An update rule."""
+    """An update rule that `optimizer.name` can select."""
 
     rule: str
     """`module:function` from a `jaxpar.optim.rule.RuleRequest` to the `Rule` of that weight."""
@@ -167,7 +167,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "jaxpar.optim.adafactor:adafactor", f"{_OPTIONS}:AdafactorOptions", rounds=False, by_layers=False
     ),
 }
-"""Values of `optimizer.name`."""
+"""The update rules by their name in `optimizer.name`."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ DATA_SOURCES: dict[str, DataSource] = {
         codec="jaxpar.rl.prompts:codec_of",
     ),
 }
-"""Values of `data.source`."""
+"""The data sources by their name in `data.source`."""
 
 ISLAND_RUN = "jaxpar.training.island_jobs.run:IslandRun"
 """The run of one of several jobs, with `islands.folder`."""

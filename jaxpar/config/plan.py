@@ -90,7 +90,7 @@ class Dtypes:
     """The dtype of each role, by name."""
 
     compute: str
-    """Matmuls and activations."""
+    """The dtype of matmuls and activations."""
     storage: str
     """Weights between their uses in a step, and when they are gathered."""
     master: Literal["float32"]
@@ -196,7 +196,7 @@ class Plan:
     """How a run is laid out: what the trainer runs, the simulator times and the report prints."""
 
     axes: AxisSizes
-    """The mesh."""
+    """The sizes of the mesh axes."""
     zero: Literal[0, 1, 2, 3]
     """State sharded over fsdp, expert and context: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     schedule: str

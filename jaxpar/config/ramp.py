@@ -12,11 +12,11 @@ class Stretch(NamedTuple):
     """Batches of one size."""
 
     batch: int
-    """The first one."""
+    """Index of the first batch."""
     example: int
     """Its first row, of all rows of the run."""
     rows: int
-    """Rows of each."""
+    """Rows of each batch."""
 
 
 def stretches(data: DataConfig) -> list[Stretch]:

@@ -43,5 +43,5 @@ def join_or(words: Iterable[str]) -> str:
 
 
 def spaced(name: str) -> str:
-    """`saved_activations` with spaces."""
+    """Returns a name such as `saved_activations` with spaces for its underscores."""
     return name.replace("_", " ")

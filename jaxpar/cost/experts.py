@@ -65,9 +65,9 @@ class Experts:
     device: Device
     network: Network
     asked_slices: int | Literal["auto"] = "auto"
-    """As `parallel.experts.slices`."""
+    """The value of `parallel.experts.slices`."""
     own_rows: str = "auto"
-    """As `parallel.experts.own_rows`."""
+    """The value of `parallel.experts.own_rows`."""
     loop: bool = False
     """Whether products run as a loop of plain XLA (`Products.loop`)."""
 

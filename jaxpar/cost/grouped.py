@@ -38,7 +38,7 @@ class Products(NamedTuple):
 
     device: Device
     groups: int
-    """Experts."""
+    """The number of experts."""
     item: int
     """Bytes of a number of rows."""
     loop: bool = False

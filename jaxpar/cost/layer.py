@@ -55,7 +55,7 @@ class LayerTime:
 
     @property
     def forward(self) -> Work:
-        """All of it."""
+        """The work of the whole forward."""
         return total(self.operations.values())
 
     def again(self, names: frozenset[str]) -> Work:
@@ -243,7 +243,7 @@ class _Layer:
     # ---- backward
 
     def backward(self) -> tuple[Work, float]:
-        """(the backward, `LayerTime.weight`)."""
+        """Returns the work of the backward, and `LayerTime.weight`."""
         works, apart, moved = [Work()], 0.0, 0.0
         for part, one in self.shape.layer.operations:
             if isinstance(one, Matmuls):

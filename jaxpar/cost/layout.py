@@ -40,23 +40,23 @@ class Layout:
     zero: int = 0
     """ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 weights too."""
     expert_exchange: str = "auto"
-    """As `parallel.experts.exchange`."""
+    """The value of `parallel.experts.exchange`."""
     expert_capacity: float = 2.0
     """Room of an exchange, as a multiple of an even share."""
     expert_slices: int | Literal["auto"] = "auto"
-    """As `parallel.experts.slices`."""
+    """The value of `parallel.experts.slices`."""
     expert_own_rows: str = "auto"
-    """As `parallel.experts.own_rows`."""
+    """The value of `parallel.experts.own_rows`."""
     expert_loop: bool = False
     """Whether products of experts run as a loop of plain XLA, for want of a kernel."""
     imbalance: float = 1.0
     """Rows of the fullest rank, relative to the mean."""
     exchange_dtype: str | None = None
-    """As `parallel.quantized.tokens`."""
+    """The value of `parallel.quantized.tokens`."""
     embedding_messages: Literal["table", "rows"] = "table"
     """Messages of a microbatch for the embedding: as in a plan."""
     state_messages: str = "auto"
-    """As `parallel.overlap.state_messages`."""
+    """The value of `parallel.overlap.state_messages`."""
     shard_state: bool = False
     """Whether the optimizer's state is split over replicas too: `parallel.overlap.shard_state_over_replicas`."""
     expert_quantization: ExpertQuantization = NOT_QUANTIZED

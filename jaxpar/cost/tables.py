@@ -21,11 +21,11 @@ from jaxpar.hardware.sources import assumed
 NEAR: Annotated[float, assumed("how far measured shapes reach")] = 2.0
 """Largest factor between each size that is asked for and that of a row."""
 NEAREST: Annotated[int, assumed("how many measured shapes a time is from")] = 8
-"""Rows that decide."""
+"""The number of measured rows that decide a time."""
 
 
 class Row(NamedTuple):
-    """One measurement."""
+    """One measured time and the sizes that it was measured at."""
 
     sizes: tuple[float, ...]
     seconds: float
@@ -57,7 +57,7 @@ class Tables:
 
     rows: Mapping[Table, Sequence[Row]] = MappingProxyType({})
     asked: set[Asked] | None = None
-    """Where it is not None, each time that is asked for is added."""
+    """The times that were asked for; None if they are not recorded."""
     _logs: dict[Table, np.ndarray] = field(default_factory=dict, repr=False)
     """Logarithms of the sizes of a table's rows, [row, size]."""
 
@@ -92,4 +92,4 @@ class Tables:
 
 
 NOTHING = Tables()
-"""Where nothing was measured."""
+"""The tables of a machine where nothing was measured."""

@@ -50,7 +50,7 @@ class Work(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The total."""
+        """Seconds of all parts together."""
         return self.matmul + self.attention + self.other + self.tensor + self.context + self.exchange + self.scales
 
     @property
@@ -73,5 +73,5 @@ class Work(NamedTuple):
 
 
 def total(works: Iterable[Work]) -> Work:
-    """The sum."""
+    """Returns the sum of several works."""
     return Work(*map(sum, zip(*works, strict=True)))

@@ -36,7 +36,7 @@ class PairedSplit:
 
     folder: TokenFolder
     split: str
-    """`train` or `validation`."""
+    """`train` or `validation`, the split that is read."""
     rows: PairRows
 
 

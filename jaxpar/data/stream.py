@@ -20,7 +20,7 @@ class Tokens(Protocol):
 
     @property
     def ndim(self) -> int:
-        """1"""
+        """The number of dims, 1."""
         ...
 
     def __len__(self) -> int: ...

@@ -19,7 +19,7 @@ class ListenAddress:
     addresses: tuple[tuple[socket.AddressFamily, tuple], ...]
     """Family and socket address of each; none stands for all of this host."""
     why: str = ""
-    """Why it is all of them, where that was not requested."""
+    """The reason why it is all of them, where that was not requested."""
     foreign: bool = False
     """Whether `host` has addresses, none of which belongs to this machine."""
 

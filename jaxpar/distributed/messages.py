@@ -74,7 +74,7 @@ class Hello:
         return f"process {self.process} on {self.host}"
 
     def line(self) -> bytes:
-        """The encoded message."""
+        """Returns the encoded message as a line."""
         return encode({"jaxpar": VERSION, **asdict(self)})
 
     @classmethod
@@ -108,7 +108,7 @@ class Report:
     """Seconds in which the process was idle."""
 
     def message(self) -> dict[str, object]:
-        """The encoded message."""
+        """Returns the encoded message with its authentication."""
         return {**asdict(self.mark), "age_s": self.age_s, "idle_s": self.idle_s}
 
     @classmethod

@@ -16,4 +16,4 @@ class Peer:
 
 
 class Refused(Exception):
-    """Why a process is refused, or why the processes cannot meet: part of a sentence."""
+    """The reason why a process is refused, or why the processes cannot meet: part of a sentence."""

@@ -46,7 +46,7 @@ class LanguageModel:
 
     @cached_property
     def generator(self) -> Generator:
-        """Continues prompts."""
+        """The generator that continues prompts."""
         return Generator(self.model.config, self.model.mesh, self.model.weights, mixing=self.model.mixing)
 
     @property

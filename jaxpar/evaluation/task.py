@@ -47,7 +47,7 @@ class Question:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """All correct texts."""
+        """All texts that are correct answers."""
         return (self.answer,) if isinstance(self.answer, str) else self.answer
 
 

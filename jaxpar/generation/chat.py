@@ -16,7 +16,7 @@ from jaxpar.generation.text import Screen, Stop
 
 
 class Answer(NamedTuple):
-    """The model's answer."""
+    """The model's answer to a message."""
 
     text: str
     continuation: Continuation

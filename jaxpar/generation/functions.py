@@ -41,7 +41,7 @@ from jaxpar.runtime.batch import CARRIED, single_document_fields
 from jaxpar.runtime.records import Records, with_layer
 
 type Cache = Mapping[str, Sequence[Mapping[str, PyTree]]]
-"""By kind, for each layer the cache of each block."""
+"""The cache of each block of each layer, by the layers' kind."""
 
 TILE_BYTES = 2**28
 """Most bytes of float32 logits of rows that are scored that exist at a time on a device."""
@@ -86,12 +86,12 @@ class GenerationFunctions:
 
     @cached_property
     def stages(self) -> DecoderStages:
-        """The model."""
+        """The model as decoder stages, for inference."""
         return stages_of(self.layout, train=False)
 
     @property
     def dtype(self) -> str:
-        """In which layers compute and keys and values are kept."""
+        """The dtype in which layers compute, and keys and values are kept."""
         return self.layout.plan.dtypes.compute
 
     def prefill(

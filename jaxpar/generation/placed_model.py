@@ -42,7 +42,7 @@ class PlacedModel:
     """Configuration of the model, with a mesh whose axes are filled in."""
     mesh: Mesh
     weights: Weights
-    """In the storage placement of `generation_layout`."""
+    """The weights, in the storage placement of `generation_layout`."""
     prefill: Mesh | None = None
     """The devices that read prompts, if they are others."""
     mixing: Mixing | None = None

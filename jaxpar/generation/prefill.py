@@ -29,7 +29,7 @@ class Flight(NamedTuple):
     drawn: Drawn
     records: Mapping[str, jax.Array]
     rows: Mapping[int, Row]
-    """By the index of the drawn token."""
+    """The rows, by the index of the drawn token."""
     answers: int
     """Rows to each prompt; 0 for tokens that are no first ones."""
 
@@ -50,7 +50,7 @@ class Begun(NamedTuple):
     length: int
     """To which they are padded."""
     waiting: Sequence[deque[Waiting]]
-    """By data rank of the slots."""
+    """The prompts of each data rank of the slots."""
     first: Flight | None
     """The first tokens, which are read before a row takes a slot; None where they are, or are read in turn."""
 

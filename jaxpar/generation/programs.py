@@ -139,7 +139,7 @@ class Programs:
 
     @property
     def compiles(self) -> int:
-        """How many programs were compiled."""
+        """The number of programs that were compiled."""
         return len(self._compiled)
 
 

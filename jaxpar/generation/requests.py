@@ -14,7 +14,7 @@ from jaxpar.generation.sampling import LIKELIEST, Sampling
 from jaxpar.pages.units import plural
 
 type Records = Mapping[str, np.ndarray]
-"""By the name of a field, [token, layer, ...]."""
+"""Records by the name of a field, [token, layer, ...]."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Row:
 
 @dataclass
 class Speed:
-    """How long rows took."""
+    """Tokens of rows, and the seconds that they took."""
 
     prompt_tokens: int = 0
     prompt_seconds: float = 0.0

@@ -72,7 +72,7 @@ class Scorer:
 
     @property
     def compiles(self) -> int:
-        """How many programs were compiled."""
+        """The number of programs that were compiled."""
         return len(self._compiled)
 
     def scored(self, rows: Sequence[Sequence[int]], *, records: bool = False, choices: int = 0) -> list[TokenScores]:

@@ -108,5 +108,5 @@ class Screen:
             self._shown = complete
 
     def end(self) -> None:
-        """End the line."""
+        """Ends the printed line."""
         print(flush=True)

@@ -34,7 +34,7 @@ class GPU:
     name: str
     """Name with form factor and memory, as in `H100-SXM-80GB`."""
     device_kinds: tuple[str, ...]
-    """Names in `jax.Device.device_kind`."""
+    """The names of the GPU in `jax.Device.device_kind`."""
     peaks: Mapping[Arithmetic, float]
     """Dense peak of matmuls in FLOP/s per type; a type that the GPU has no units for is absent."""
     hbm_bytes: int

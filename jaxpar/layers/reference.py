@@ -11,7 +11,7 @@ from jaxpar.layers.counting import parameter_count
 
 
 def page() -> str:
-    """Its text."""
+    """Returns the text of the page."""
     return markdown({name: parameter_count(model, padded=False) for name, model in PRESETS.items()})
 
 

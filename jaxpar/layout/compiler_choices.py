@@ -93,7 +93,7 @@ def _filled(rows: int, columns: int, processors: int) -> float:
 
 
 XLA_DEFAULT_PERCENT = 95
-"""XLA's default."""
+"""XLA's default of the flag, in percent."""
 
 
 def with_host_buffers(config: Config, plan: Plan, device: Device, usable: Callable[[], int]) -> Plan:

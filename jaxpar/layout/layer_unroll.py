@@ -1,4 +1,4 @@
-"""How many layers a turn of the loop over layers has, where the next layer's weights are gathered meanwhile.
+"""The number of layers in a turn of the loop over layers, where the next layer's weights are gathered meanwhile.
 
 What a loop carries has one buffer, and the weights of the layer that computes are in it until its last product: with
 one layer in a turn, XLA gathers the next ones into another buffer and copies them at the end. With two, layers take

@@ -51,7 +51,7 @@ LARGEST_NUMBER = 1e30
 
 @dataclass(frozen=True)
 class PlanFile:
-    """Contents of `plan.json`."""
+    """The contents of `plan.json`."""
 
     config: Config
     plan: Plan

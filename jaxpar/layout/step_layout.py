@@ -152,7 +152,7 @@ class StepLayout:
 
     @cached_property
     def schedule(self) -> PipelineSchedule:
-        """The pipeline schedule."""
+        """The pipeline schedule of the plan."""
         return schedule_of(self.plan)
 
     @cached_property

@@ -59,7 +59,7 @@ class ParamSpec:
     matrix: bool = False
     """A layer's weight matrix, which Muon orthogonalises."""
     decay: bool = False
-    """Weight decay applies."""
+    """Whether weight decay applies."""
     trained: bool = True
     """It has gradients and is updated; else it is frozen, without gradient, moments or master copy."""
     balance_rate: float | None = None
@@ -73,7 +73,7 @@ class ParamSpec:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property

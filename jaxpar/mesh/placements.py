@@ -59,7 +59,7 @@ class WeightPlacement:
     """The partitions of one weight in its four roles. A leaf of trees."""
 
     shape: tuple[int, ...]
-    """Global shape."""
+    """The global shape of the weight."""
     compute: PartitionSpec
     storage: PartitionSpec
     gradient: PartitionSpec

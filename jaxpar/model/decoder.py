@@ -119,7 +119,7 @@ class DecoderStages:
 
     @property
     def model(self) -> ModelConfig:
-        """The model's configuration."""
+        """The `model` section of the configuration."""
         return self.config.model
 
     def token_context(self, batch: Batch, length: int | None = None) -> dict[str, TokenContext]:

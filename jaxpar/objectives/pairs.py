@@ -88,7 +88,7 @@ class PairObjective(Objective):
 
 
 def compared(rewards: ByDocument) -> tuple[ByPair, ...]:
-    """`REWARDS` of pairs."""
+    """Returns the metrics of `REWARDS` for pairs of a chosen and a rejected answer."""
     chosen, rejected = rewards[..., 0], rewards[..., 1]
     return chosen, rejected, chosen - rejected, chosen > rejected
 

@@ -45,9 +45,9 @@ class Drawn(NamedTuple):
     before: ByToken
     """log q; NaN is the current log p: this is the first update from the answers."""
     sampled: ByToken
-    """log s."""
+    """log s, the sampler's log-probability of each token."""
     reference: ByToken
-    """The reference's log-probability."""
+    """The log-probability of each token under the reference model."""
 
 
 class PolicyGradient(Objective):

@@ -36,7 +36,7 @@ class Holding:
 
     name: str
     arrays: int
-    """Number of arrays."""
+    """The number of arrays."""
     device_bytes: int
     """Bytes on the device with the most bytes of arrays."""
     pinned_bytes: int

@@ -42,7 +42,7 @@ class Table(NamedTuple):
     """CSS class of the table; `sortable` sorts by a click on a column's head."""
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks."""
+        """Returns the table as HTML, for notebooks."""
         return _environment().get_template("pages/parts.html").module.table(self)  # pyright: ignore
 
 

@@ -32,7 +32,7 @@ class Drawing:
 
     layout: Layout
     run: Run
-    """By the clock: prompts, then tokens."""
+    """Seconds of the clock: of prompts, then of tokens."""
     token: float
     """Seconds of a token of each row."""
     bytes: GenerationBytes
@@ -48,7 +48,7 @@ class Drawer:
     """Answers of one run on one cluster."""
 
     config: Config
-    """With the vocabulary set."""
+    """The configuration, with the vocabulary set."""
     common: Common
 
     @property

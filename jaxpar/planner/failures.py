@@ -65,7 +65,7 @@ class Reliability:
     every: float
     """Seconds from one checkpoint to the next."""
     start: float
-    """From an interruption to the first step after it."""
+    """Seconds from an interruption to the first step after it."""
 
     @property
     def overhead(self) -> float:

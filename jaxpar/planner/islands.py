@@ -61,7 +61,7 @@ class Offers:
     """The best layout without islands and without a pipeline; None where there is none."""
     rows: tuple[Offer, ...]
     refused: str
-    """Why there are no rows."""
+    """The reason why there are no rows."""
 
     def to_dict(self) -> dict[str, object]:
         """The offers as JSON values, stored beside the plan."""

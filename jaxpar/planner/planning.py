@@ -1,4 +1,4 @@
-"""From what the user typed to plans on the screen and in files: the work behind `python -m jaxpar.plan`."""
+"""The work behind `python -m jaxpar.plan`: plans, on the screen and in files, for what the user typed."""
 
 from __future__ import annotations
 

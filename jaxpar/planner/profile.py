@@ -66,7 +66,7 @@ class Attended:
     keys: Measured
     """Tokens that a query sees, on average: fewer than half of the row where there is a window."""
     forward: Measured
-    """Seconds."""
+    """Seconds of the forward."""
     backward: Measured
 
 
@@ -98,7 +98,7 @@ class Profile:
     launch_seconds: float = 0.0
     """Seconds of the smallest kernel in a loop on the device."""
     model: Numbers = field(default_factory=dict)
-    """In place of what is fitted (`HardwareModel`)."""
+    """Measured parameters, in place of those that are fitted (`HardwareModel`)."""
     links: Numbers = field(default_factory=dict)
     """Measured numbers that replace those of the datasheet, by name: of `LINKS`, and `host_bandwidth`."""
     matmuls: tuple[Product, ...] = ()
@@ -111,7 +111,7 @@ class Profile:
 
     @property
     def title(self) -> str:
-        """Where and when it was measured."""
+        """The machine and the date of the measurement."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return ", ".join(text for text in (f"{self.devices} x {self.device}", self.date, versions) if text)
 

@@ -1,4 +1,4 @@
-"""From a layout to its configuration, and to the `Plan` that the trainer would make of that."""
+"""Makes the configuration of a layout, and the `Plan` that the trainer would make of that."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _product(
 
 
 def _flat(x: jax.Array) -> jax.Array:
-    """[batch, seq, columns]."""
+    """Returns `x` as [batch * seq, columns]."""
     return x.reshape(*x.shape[:2], -1)
 
 

@@ -45,9 +45,9 @@ class Scales(NamedTuple):
     input: Float[Array, "*rows"] | None = None
     """A scalar, or a scale for each row."""
     weights: Array | Sequence[Array] | None = None
-    """For each matrix a scalar, or the scales of its square tiles."""
+    """The scale of each matrix, a scalar; or the scales of its square tiles."""
     gradients: Array | Sequence[Array] | None = None
-    """For the gradient of each output a scalar, or scales of its tiles."""
+    """The scale of the gradient of each output, a scalar; or the scales of its tiles."""
 
     def gradient_scale(self, n: int) -> jax.Array | None:
         """The scale of the gradient of an output."""

@@ -33,13 +33,13 @@ class Tiles:
 
 
 TILES = {"fp8_block": Tiles(128, square=True), "mxfp8": Tiles(32, square=False)}
-"""By `precision.matmul`; the others have one scale for a tensor."""
+"""Tiles by `precision.matmul`; the other recipes have one scale for a tensor."""
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Recipe:
-    """How a tensor becomes codes of 8 bits and their scales."""
+    """The way a tensor becomes quantized values of 8 bits and their scales."""
 
     from_history: bool = False
     """Whether scales come from earlier steps; else from the tensor itself."""

@@ -41,7 +41,7 @@ class CodedMatrix:
     column: int
     """Its index among the tensors of a layer."""
     quantized: tuple[bool, ...]
-    """For each row of a chunk, whether it is quantized in all chunks."""
+    """Whether each row of a chunk is quantized in all chunks."""
     order: StackOrder
     kind: str
     """The kind of its layers."""
@@ -52,7 +52,7 @@ class CodedMatrix:
 
     @property
     def coded(self) -> tuple[bool, ...]:
-        """For each row of a rank's stack, whether it is stored as quantized values."""
+        """Whether each row of a rank's stack is stored as quantized values."""
         return self.quantized * self.order.numbers.shape[1]
 
     @property
@@ -72,9 +72,9 @@ class StackScales(NamedTuple):
     """The scales of the quantized matrices of a kind, on a pipeline rank."""
 
     row: Int[Array, " layers"]
-    """For each layer of the model its row in this rank's stack; 0 for others."""
+    """The row in this rank's stack of each layer of the model; 0 for layers of other ranks."""
     groups: dict[str, tuple[Float[Array, "rows ..."], ...]]
-    """By group of matmuls, those of each matrix."""
+    """The scales of each matrix, by group of matmuls."""
 
     def layer_scales(self, group: str, layer: Int[Array, ""]) -> tuple[Float[Array, "..."], ...] | None:
         """The scale of each matrix of a group, or those of its squares; None if they are quantized with each use."""

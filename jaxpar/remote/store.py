@@ -130,7 +130,7 @@ def persistent[T](url: str, call: Callable[[Any, str], T]) -> T:
 
 
 def _final(error: Exception) -> str | None:
-    """Why another try would fail as well; None where it may not."""
+    """The reason why another try would fail as well; None where it may not."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error)
     if isinstance(error, StoreError):

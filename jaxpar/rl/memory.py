@@ -52,7 +52,7 @@ class RolloutBytes:
         return self.step + self.reference
 
     def words(self) -> str:
-        """Both in words."""
+        """Returns the bytes of generation and of the step in words."""
         made = self.generation
         parts = {
             "state": 0 if self.apart else self.state, "weights": self.copies * made.weights,

@@ -18,7 +18,7 @@ type Context = PyTree
 """The tokens of a microbatch as the layers of a kind need them."""
 
 type Tokens = Mapping[str, Context]
-"""By kind, what its layers need to know about the tokens of a microbatch."""
+"""Facts about the tokens of a microbatch that layers need, by the layers' kind."""
 
 type Stream = Float[Array, "batch part embed"]
 """The residual stream: a chunk's input or output."""

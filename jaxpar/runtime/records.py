@@ -13,7 +13,7 @@ from jaxpar.mesh.axes import vary
 from jaxpar.runtime.batch import Field
 
 type Records = Mapping[str, Int[Array, "batch part layers ..."]]
-"""By the name of a field: the values of all layers, for this rank's part of the sequence."""
+"""The values of all layers for this rank's part of the sequence, by the name of a field."""
 
 
 def empty_records(fields: Iterable[Field], x: jax.Array) -> Records:

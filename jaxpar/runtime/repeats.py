@@ -36,7 +36,7 @@ def repeats(keys: Sequence[Hashable], longest: int | None = None) -> Iterator[Re
 
 
 def _times(keys: Sequence[Hashable], first: int, period: int) -> int:
-    """How often the `period` entries from `first` on come, one time right after the other."""
+    """The number of times that the `period` entries from `first` on come, one right after the other."""
     pattern, times = keys[first : first + period], 1
     while keys[first + times * period : first + (times + 1) * period] == pattern:
         times += 1

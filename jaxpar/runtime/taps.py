@@ -24,7 +24,7 @@ type Tap = Callable[[str, Group, jax.Array], Outputs]
 """Calls a group: (name, group, input) -> its outputs."""
 
 type Taps = Mapping[str, tuple[jax.Array, Outputs]]
-"""For each group zeros like its input and like its outputs."""
+"""Zeros like the input and like the outputs of each group."""
 
 
 def tapping(taps: Taps) -> Tap:

@@ -56,7 +56,7 @@ class Server:
     """Adapters that clients bring, if they may."""
 
     def app(self) -> Starlette:
-        """The application."""
+        """Returns the Starlette application."""
         routes = [
             Route("/v1/models", self._guarded(self._models)),
             Route("/v1/models/{name:path}", self._guarded(self._model)),

@@ -21,7 +21,7 @@ LONGEST_NAME = 64
 
 @dataclass(frozen=True)
 class Setting:
-    """A field."""
+    """A field of a request: its allowed values, its default and what is expected."""
 
     expected: str
     holds: Callable[[Any], bool]

@@ -1,4 +1,4 @@
-"""Why a request is not answered."""
+"""The reasons why requests are not answered."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Reply:
         self.usage.new += len(piece.tokens)
 
     def body(self) -> dict[str, object]:
-        """All answers."""
+        """Returns the reply with all answers."""
         choices = [self._choice(index, pieces) for index, pieces in enumerate(self.pieces)]
         return self.began | {"object": self.kind, "choices": choices, "usage": self.usage.body()}
 

@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     answer: int
     text: str
     tokens: Sequence[tuple[int, float]] = ()
-    """With their log-probabilities; those of a text that is still uncertain may come before it."""
+    """The tokens with their log-probabilities; those of a text that is still uncertain may come before it."""
     finish: str | None = None
     """`stop` or `length` in the last piece."""
     error: Refusal | None = None
@@ -146,7 +146,7 @@ class Worker(threading.Thread):
         return self._paused
 
     def resume(self) -> None:
-        """Draw answers again."""
+        """Lets the thread draw answers again."""
         with self._changed:
             self._paused = False
             self._changed.notify()

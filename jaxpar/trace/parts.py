@@ -10,7 +10,7 @@ WIRE = "wire"
 
 
 class Op(NamedTuple):
-    """Compute."""
+    """A piece of compute, with its seconds."""
 
     name: str
     seconds: float

@@ -55,7 +55,7 @@ class Sweep:
     smooth: list[float]
     """The losses without their noise: weighted means over neighbouring steps."""
     ended: str
-    """Why the sweep ended."""
+    """The reason why the sweep ended."""
     suggestion: Suggestion | None
     """None where the losses do not suffice for one; `ended` then has the reason."""
 

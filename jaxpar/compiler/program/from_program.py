@@ -33,7 +33,7 @@ class Schedule:
     clock: Clock
     step: Run
     traces: Mapping[str, Trace]
-    """By name of the computation that each was made from."""
+    """The inner runs, by the name of the computation that each was made from."""
     overlaps: tuple[Overlap, ...]
     """In the order of the movements."""
 

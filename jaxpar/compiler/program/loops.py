@@ -1,4 +1,4 @@
-"""How often each computation runs in one execution of the program: products of the trip counts around it."""
+"""The number of times that each computation runs in one execution of the program: trip counts multiplied."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _COPY = re.compile(r"\.remat\d*\b")
 
 @dataclass(frozen=True)
 class Executions:
-    """How often each computation that runs on its own (not a fusion's body or a reduction) is run."""
+    """The number of runs of each computation that runs on its own (not a fusion's body or a reduction)."""
 
     counts: Mapping[str, float]
     again: Mapping[str, float]
-    """How many of them a recomputation asked for: those under a loop, branch or call that runs again. The ops inside
+    """The number of those runs that a recomputation asked for: under a loop, branch or call that runs again. Ops inside
     may carry the names of the forward pass, because JAX lowers the same code once."""
     conditionals: tuple[Op, ...]
     """Conditionals of which each branch is counted every time."""
@@ -32,7 +32,7 @@ class Executions:
     """Names of ops that XLA runs once more than the program asks for."""
 
     def of(self, op: Op) -> float:
-        """How often `op` runs."""
+        """The number of times that `op` runs."""
         return self.counts[op.computation]
 
 
@@ -63,7 +63,7 @@ def branches(op: Op) -> tuple[str, ...]:
 
 
 def shares(op: Op) -> float | None:
-    """How often the branches of a conditional do something; None where that is not known."""
+    """The number of times that the branches of a conditional do something; None if it is not known."""
     return next(filter(None, map(visited_share, scopes(op.op_name))), None)
 
 

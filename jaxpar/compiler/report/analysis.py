@@ -34,22 +34,22 @@ class Analysis:
 
     @cached_property
     def module(self) -> Module:
-        """The scheduled program."""
+        """The scheduled program, parsed."""
         return parse(self.compilation.program)
 
     @cached_property
     def counts(self) -> Executions:
-        """How often each computation runs in a step."""
+        """The number of times that each computation runs in a step."""
         return executions(self.module)
 
     @cached_property
     def movements(self) -> list[Movement]:
-        """All transfers."""
+        """All transfers of the program."""
         return movements(self.module, self.counts, dict(self.compilation.plan.axes), self.compilation.gpus_per_host)
 
     @cached_property
     def costs(self) -> list[Cost]:
-        """All kernels."""
+        """The costs of all kernels and transfers of the program."""
         return costs(self.module, self.counts, attention=attention_of(self.compilation.plan))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""From a compilation to its report."""
+"""Makes the report of a compilation."""
 
 from __future__ import annotations
 

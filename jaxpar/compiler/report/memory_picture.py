@@ -30,7 +30,7 @@ class MemoryTimeline:
     places: tuple[int, ...]
     """Places in the order of ops."""
     length: int
-    """Ops in all."""
+    """The number of ops in the program."""
     classes: dict[str, tuple[int, ...]]
     """Bytes at each of `places`."""
     peak: int

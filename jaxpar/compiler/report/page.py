@@ -12,7 +12,7 @@ from jaxpar.pages.units import operations, percent, seconds, size
 
 
 def html_page(analysis: Analysis, report: Report) -> str:
-    """The page."""
+    """Returns the HTML page of a compiled step."""
     timeline, layers = memory_timeline(analysis), layer_schedules(analysis)
     turn = turn_words(analysis.compilation.plan.layer_unroll.name)
     picture = picture_of(layers, f"{turn} over time") if layers else None

@@ -90,7 +90,7 @@ class Report:
     classes: dict[str, int]
     """Bytes at the peak; `host` comes on top."""
     collectives: tuple[Collective, ...]
-    """Largest traffic first."""
+    """The collectives, largest traffic first."""
     exposures: tuple[Exposure, ...]
     """The transfers that are waited for longest, the worst first."""
     flops: float
@@ -136,5 +136,5 @@ class Report:
         return (self.slowed_seconds + self.exposed_seconds) / self.step_seconds if self.step_seconds else 0.0
 
     def to_dict(self) -> dict[str, object]:
-        """Plain containers."""
+        """Returns the report as plain containers, for JSON."""
         return {**asdict(self), "step_seconds": self.step_seconds, "exposed_fraction": self.exposed_fraction}

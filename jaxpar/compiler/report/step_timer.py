@@ -34,7 +34,7 @@ class StepTimer:
     gpu: GPU
     cluster: Cluster
     model: HardwareModel
-    """Parameters of both."""
+    """The fitted parameters of the GPU and its links."""
 
     @cached_property
     def device(self) -> Device:

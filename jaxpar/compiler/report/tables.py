@@ -16,7 +16,7 @@ from jaxpar.pages.units import operations, percent, seconds, size
 BAR = 36
 """Characters of a bar of the length of the peak."""
 PEAKS = {"bfloat16": "bfloat16", "float16": "float16", "float8": "FP8"}
-"""Names of peaks."""
+"""Names of the arithmetic peaks of a GPU."""
 type Row = tuple[str, ...]
 
 
@@ -26,7 +26,7 @@ def mesh_words(axes: Mapping[str, int]) -> str:
 
 
 def verdict(report: Report) -> str:
-    """One sentence."""
+    """Returns one sentence: whether the step fits in the device's memory."""
     usable = size(report.device_bytes - report.reserve_bytes)
     there = f"{usable} ({size(report.device_bytes)} less {size(report.reserve_bytes)} for CUDA and NCCL)"
     if report.fits:

@@ -27,7 +27,7 @@ class ExpertsConfig:
     """Experts in place of the feed-forward: a router chooses some for each token, and adds up their outputs."""
 
     count: Annotated[int, at_least(1)]
-    """Number of experts."""
+    """The number of experts."""
     per_token: Annotated[int, at_least(1)] = 2
     """Experts that each token uses."""
     width: Annotated[int, at_least(1, WIDTH)] | None = None

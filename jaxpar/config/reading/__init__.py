@@ -1,1 +1,1 @@
-"""From files and `--set` to a configuration: YAML, names from elsewhere, types, what is unused."""
+"""Reads files and `--set` into a configuration: YAML, names from elsewhere, types, what is unused."""

@@ -54,7 +54,7 @@ class Entry:
     """One key of the reference."""
 
     key: str
-    """`section.key`"""
+    """The key as `section.key`."""
     kind: str
     """The type and range of the value, in words."""
     default: str

@@ -94,7 +94,7 @@ class Unused:
     owner: str
     """The key of the same section that decides whether it is used."""
     chosen: Any
-    """Its value."""
+    """The value of that key."""
     needed: str
 
     def __str__(self) -> str:

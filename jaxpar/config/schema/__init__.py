@@ -18,7 +18,7 @@ from jaxpar.config.schema.training import DataConfig, EvaluationConfig, LossConf
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """The configuration of a whole run."""
 
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

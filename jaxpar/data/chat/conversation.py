@@ -20,7 +20,7 @@ from jaxpar.data.chat.record_forms import messages_of
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in turn."""
+    """The messages of a conversation, in turn."""
 
     messages: list[Message]
     tools: list[object] | None = None

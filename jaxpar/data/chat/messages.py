@@ -16,7 +16,7 @@ WEIGHT, TRAIN = LOSS_KEYS = "weight", "train"
 
 
 class Unusable(ValueError):
-    """Why a conversation cannot be used."""
+    """The reason why a conversation cannot be used."""
 
 
 def checked_messages(name: str, value: object) -> list[Message]:

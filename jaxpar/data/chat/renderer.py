@@ -51,7 +51,7 @@ class Renderer:
         self._start()
 
     def _start(self) -> None:
-        """Begin a process."""
+        """Begins a process that renders templates."""
         template = self._template
         # With -P its folder is not searched for modules: our files have names that others may have.
         self._process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Renderer:
         return self._reply({"messages": list(messages), "prompt": True})["text"]
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process that renders templates."""
         self._finalizer()
 
     def _reply(self, request: dict[str, object]) -> dict[str, Any]:

@@ -40,6 +40,6 @@ class NGrams:
 
 
 def _frequencies(document: np.ndarray) -> np.ndarray:
-    """How often a document has an n-gram of each bucket."""
+    """The number of times that a document has an n-gram of each bucket."""
     grams = np.concatenate(buckets(grams_of(document[:LONGEST]), DIM))
     return np.bincount(grams, minlength=DIM)

@@ -21,7 +21,7 @@ class TokenForm:
     tokenizer: Path
     vocab: int
     separator: int
-    """The end-of-document token."""
+    """The id of the end-of-document token."""
     text_key: str
     """Key of a JSON line, or column of a table, that holds the text."""
 

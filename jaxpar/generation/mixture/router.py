@@ -28,9 +28,9 @@ class RouterWeights(NamedTuple):
     """The weights of a router of k models, as arrays of NumPy or of JAX."""
 
     table: Any
-    """Float [bucket, k]."""
+    """The weights of hashed n-grams, float [bucket, k]."""
     bias: Any
-    """Float [k]."""
+    """The bias of each model, float [k]."""
 
 
 class RouterState(NamedTuple):
@@ -52,7 +52,7 @@ class RouterCache:
     cache: Any = RouterState(_BY_ROW, _BY_ROW)
 
     def paged(self, capacity: int) -> bool:
-        """False."""
+        """Returns False: the router's cache has no pages."""
         del capacity
         return False
 

@@ -75,7 +75,7 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest rank."""
+        """The largest rank of any matrix."""
         return max((a.shape[-1] for a, _ in self.factors.values()), default=1)
 
 

@@ -43,7 +43,7 @@ class DerivedModel:
 
     @property
     def weights(self) -> int:
-        """Number of weights."""
+        """The number of weights that were derived."""
         return parameter_count(self.model, padded=False)
 
 

@@ -52,7 +52,7 @@ class Export:
     dtypes: dict[str, np.dtype]
     """Dtype of each tensor."""
     config: Mapping[str, object]
-    """Contents of `config.json`."""
+    """The contents of `config.json`."""
     beside: Path | None
     """A folder whose `generation_config.json` is copied."""
     tokenizer: TokenizerFiles
@@ -64,7 +64,7 @@ class Export:
 
     @property
     def parameters(self) -> int:
-        """Number of weights."""
+        """The number of exported weights."""
         return sum(prod(tensor.laid.shape) for tensor in self.tensors)
 
     def values(self, tensor: StoredTensor) -> np.ndarray:

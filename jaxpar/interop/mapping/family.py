@@ -82,7 +82,7 @@ class Family:
 
     name: str
     model_type: str
-    """`model_type` in `config.json`."""
+    """The value of `model_type` in `config.json`."""
     architecture: str
     """The class of transformers, in `architectures`."""
     presets: str

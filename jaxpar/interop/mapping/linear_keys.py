@@ -70,7 +70,7 @@ class StateLayers:
     interval: str = "full_attention_interval"
     """The key by which every so many layers have attention, where there are no `layer_types`."""
     every: int = 4
-    """Its default."""
+    """The default of `interval`."""
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ class PackedFiles(TensorFiles, ABC):
         return np.take(integers, np.arange(begin, begin + asked.stop - asked.start), axis)
 
     def _zeros(self, stem: str, outputs: slice) -> np.ndarray:
-        """[group, output]."""
+        """Reads the zero points, [group, output]."""
         return self._read_integers(stem + ZEROS, outputs, 1, slice(None))
 
     @abstractmethod
@@ -123,7 +123,7 @@ class PackedFiles(TensorFiles, ABC):
 
     @abstractmethod
     def _integers(self, stem: str, inputs: slice, outputs: slice) -> np.ndarray:
-        """[input, output]."""
+        """Reads the integers of a matrix, [input, output]."""
 
     @abstractmethod
     def _groups(self, stem: str, inputs: slice) -> np.ndarray:

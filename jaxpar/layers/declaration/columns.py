@@ -47,7 +47,7 @@ class Beside:
     embed: int
     """Columns of the residual streams."""
     inputs: int = 0
-    """Columns of `INPUTS`."""
+    """The number of columns of `INPUTS`."""
     shared: tuple[SharedKeys, ...] = ()
     writes: str | None = None
     """The kind whose keys and values the layer that this belongs to writes."""

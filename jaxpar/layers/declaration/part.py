@@ -56,7 +56,7 @@ class Matmuls:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Memory-bound work."""
+    """An elementwise operation, bound by memory bandwidth."""
 
     output: str
     """The activation that it makes; for the last in a layer, which no backward needs, only a name."""
@@ -103,7 +103,7 @@ class Weights(dict[str, ParamSpec]):
 
     @property
     def size(self) -> int:
-        """Number of weights."""
+        """The number of weights of the part."""
         return sum(spec.size for spec in self.values())
 
 

@@ -78,7 +78,7 @@ def row_bytes_of_ways(embed: int, item: int, dtype: str | None) -> int:
 
 
 def exchange_of(asked: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[str, str]:
-    """(the algorithm, why)."""
+    """Returns the algorithm of the exchange, and the reason."""
     each, all_ = (rows_sent(name, experts, capacity, expert, tensor) for name in ("all_to_all", "all_gather"))
     sent = f"of each token a rank sends {each:.3g} rows by all_to_all, {all_:.3g} by all_gather"
     if asked != "auto":

@@ -54,7 +54,7 @@ class Gated(FeedForward):
     @staticmethod
     @abstractmethod
     def non_linear(gate: jax.Array, /) -> jax.Array:
-        """f."""
+        """Returns the non-linearity of the gate."""
 
     @staticmethod
     def factor(up: jax.Array) -> jax.Array:
@@ -88,7 +88,7 @@ class ClampedSwiGLU(Gated):
 
     @staticmethod
     def factor(up: jax.Array) -> jax.Array:
-        """`up + 1`."""
+        """Returns the clipped `up + 1` that the gate multiplies."""
         return jnp.clip(up, -LIMIT, LIMIT) + 1
 
 

@@ -16,7 +16,7 @@ from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_wei
 
 
 class Plain(FeedForward):
-    """`non_linear` of up."""
+    """A feed-forward without a gate: `non_linear` of the up projection."""
 
     routed_inputs = ("up",)
 

@@ -32,7 +32,7 @@ class TokenEmbedding(Input):
 
     @staticmethod
     def declare(model: ModelConfig) -> Weights:
-        """The tables."""
+        """Declares the tables of tokens, positions and token types."""
         tables = {TIED: vocabulary_matrix(model, "vocab", "embed")}
         if model.position == "learned":
             shape = model.max_positions, model.embed

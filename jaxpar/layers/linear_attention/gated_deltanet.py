@@ -64,7 +64,7 @@ class GatedDeltaNet(LinearAttention):
         return jnp.exp(self.weight("decay_rate").astype(jnp.float32))
 
     def softplus_steps(self, made: jax.Array) -> Float[Array, "batch seq heads *width"]:
-        """softplus(a + b)."""
+        """Returns the step sizes softplus(a + b)."""
         return jax.nn.softplus(self.biased(made, "decay").astype(jnp.float32))
 
     def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:

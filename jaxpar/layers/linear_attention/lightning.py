@@ -23,7 +23,7 @@ class Lightning(LinearAttention):
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
-        """Four projections inward."""
+        """Declares the four projections inward and the one outward."""
         sizes = sizes_of(model)
         norm = vector((sizes.heads, sizes.value_dim), ("heads", "head_dim"), "ones")
         return declare_part(model, {"query": KEY, "key": KEY, "value": VALUE, "gate": VALUE}, {"output_norm": norm})

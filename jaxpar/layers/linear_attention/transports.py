@@ -29,7 +29,7 @@ class Fold(NamedTuple):
     mapped: Float[Array, "batch heads key key"] | Float[Array, "batch heads width"]
     """M, or its diagonal: of each key dim, or one number."""
     made: State
-    """N."""
+    """N, the state that the rank's tokens add."""
 
 
 class Messages(NamedTuple):
@@ -118,4 +118,4 @@ TRANSPORTS: dict[str, StateTransport] = {
     "ring": _relay_transport(1),
     "pipelined": _relay_transport(BLOCKS),
 }
-"""Values of `parallel.overlap.state_messages`."""
+"""The transports by their name in `parallel.overlap.state_messages`."""

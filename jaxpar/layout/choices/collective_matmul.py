@@ -25,7 +25,7 @@ class CollectiveMatmul:
     operand: int
     """Bytes of a number that is multiplied, and that is gathered for it: fewer in FP8."""
     tensor: int
-    """Ranks."""
+    """The number of tensor ranks."""
 
     def plain(self, device: Device, network: Network) -> float:
         """Seconds of whole matmuls and collectives, of which only the second gather of an input runs beside dgrad."""

@@ -66,7 +66,7 @@ def check_embedding_messages(plan: Plan, config: Config) -> None:
 
 
 def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
-    """Why no microbatch sends anything of the embedding; None if it does."""
+    """The reason why no microbatch sends anything of the embedding; None if it does."""
     if not lookups(config.model, padded_vocab(config.model), 1, axes.tensor):
         return f"model.input: {config.model.input} looks up no rows"
     zero = config.parallel.zero
@@ -80,7 +80,7 @@ def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
 
 
 def _impossible(config: Config, axes: AxisSizes) -> str | None:
-    """Why rows are not exchanged; None if they may be."""
+    """The reason why rows are not exchanged; None if they may be."""
     parallel = config.parallel
     if (why := _nothing_sent(config, axes)) is not None:
         return why

@@ -243,7 +243,7 @@ def _timed(config: Config, shape: LayerShape, device: Device, cluster: Cluster) 
 
 
 def _exchange_reason(exchange: str, slices: int, tensor: int) -> str | None:
-    """Why a rank's own rows are not computed apart; None where they may be."""
+    """The reason why a rank's own rows are not computed apart; None where they may be."""
     if exchange == "all_gather":
         return "all_gather sends all tokens to all ranks"
     if tensor > 1:

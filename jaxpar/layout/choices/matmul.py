@@ -191,7 +191,7 @@ def _routed_sides(config: Config) -> dict[str, list[int]]:
 
 
 def per_use_reason(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
-    """Why matrices are quantized with each use under `recipe`, and not once per step; None if they are not.
+    """The reason why matrices are quantized with each use under `recipe`, and not once per step; None if they are not.
 
     Args:
         recipe: `precision.matmul`.
@@ -216,7 +216,7 @@ def quantizes_once(plan: Plan) -> bool:
 
 
 def _plan_per_use_reason(plan: Plan) -> str | None:
-    """Why matrices are quantized with each use and not once per step; None if they are not."""
+    """The reason why matrices are quantized with each use and not once per step; None if they are not."""
     holds = plan.schedule if holds_chunks(plan) else None
     return per_use_reason(plan.dtypes.matmul, plan.optimizer_offload, plan.weights_offload, holds)
 

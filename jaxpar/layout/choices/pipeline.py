@@ -48,7 +48,7 @@ def choose_schedule(config: Config) -> Schedule:
 
 
 def unsplit_backward_reason(config: Config) -> str | None:
-    """Why no schedule may split the backward; None if one may."""
+    """The reason why no schedule may split the backward; None if one may."""
     if why := adaptation_of(config).frozen_by:
         return f"under {why} these are frozen"
     layers = [declare_layer(model) for model in kind_models(config.model).values()]

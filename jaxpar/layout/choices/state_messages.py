@@ -64,14 +64,14 @@ def _recurrences(config: Config) -> list[Recurrence]:
 
 
 def _nothing_sent(config: Config, context: int) -> str | None:
-    """Why no state is passed on; None if it is."""
+    """The reason why no state is passed on; None if it is."""
     if context == 1:
         return "parallel.context is 1"
     return None if _recurrences(config) else "no layer has a mixer with a state"
 
 
 def _gather_reason(pipe_ticks: str) -> str | None:
-    """Why states are gathered; None if they may be sent to single ranks."""
+    """The reason why states are gathered; None if they may be sent to single ranks."""
     if pipe_ticks == "branching":
         return "sends to single ranks corrupt data in the branching ticks of a pipeline (parallel.pipe_ticks)"
     return None

@@ -53,7 +53,7 @@ class Fixed(NamedTuple):
     chunk: int
     """Weights of a chunk that is held whole."""
     chunk_gradients: int
-    """Its gradients."""
+    """Gradients of that chunk."""
     for_weights: int
     """Bytes that a split backward of a chunk saves for W."""
     between: int
@@ -99,7 +99,7 @@ class _Counted:
     loss_tiles: int
 
     def total(self) -> Fixed:
-        """All of them."""
+        """Returns all bytes that do not depend on what layers save."""
         case, stored = self.case, self.stored
         state = StateBytes(self.config, self.parts, case.zero >= 1, stored.rows)
         device, passing, host = state.stored_bytes(case.state, case.resident)
@@ -150,7 +150,7 @@ class _Counted:
 
     @cached_property
     def stored(self) -> StoredBytes:
-        """Weights and gradients."""
+        """The bytes of weights and gradients that are stored."""
         return StoredBytes(self.config, self.parts, self.case)
 
     @property

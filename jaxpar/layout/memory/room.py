@@ -29,7 +29,7 @@ class Room:
 
     @property
     def used_bytes(self) -> int:
-        """All parts together."""
+        """Bytes that all parts take together."""
         return sum(self.parts.values())
 
     @property

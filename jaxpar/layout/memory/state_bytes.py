@@ -42,7 +42,7 @@ class LayerBytes(NamedTuple):
     weights: int
     """In storage placement and dtype."""
     gradients: int
-    """Accumulated."""
+    """In the accumulators of gradients."""
 
 
 def layer_bytes(layout: StepLayout) -> LayerBytes:

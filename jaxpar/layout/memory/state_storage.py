@@ -60,7 +60,7 @@ def _coded_bytes(layout: StepLayout) -> int:
 
 
 def gradient_fetches(microbatches: int) -> int:
-    """How often in a step the gradients of a layer are fetched from host memory to be added to."""
+    """The number of times in a step that the gradients of a layer are fetched from host memory to be added to."""
     return microbatches if microbatches > 1 else 0
 
 

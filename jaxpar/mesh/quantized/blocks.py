@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, UInt8
 BLOCK = 256
 """Elements that share a scale, which adds 1/128 of a byte to an element."""
 LARGEST = {"int8": 127.0, "int4": 1.0, "float8_e4m3fn": 448.0}
-"""The largest code."""
+"""The largest quantized value of each dtype."""
 POWERS = 7
 """Magnitudes of `int4` besides 0: from 2^-6 to 1."""
 SCALE_BYTES = 2

@@ -49,7 +49,7 @@ class Loop(NamedTuple):
     parts: tuple[Site | Loop, ...]
     times: int
     unroll: int = 1
-    """How many times are one turn where something is fetched meanwhile."""
+    """The number of iterations in a turn of the loop, where something is fetched meanwhile."""
 
     @property
     def fetches(self) -> bool:

@@ -25,7 +25,7 @@ class Figure:
 
 
 def nats(value: float) -> str:
-    """Format a loss."""
+    """Formats a loss in nats."""
     return f"{value:.4f}"
 
 

@@ -63,7 +63,7 @@ class Operands(NamedTuple):
     layers: Arrays
     """The layers' weights: all of them in storage placement, or the chunks that are held."""
     microbatches: Batch
-    """Arrays [microbatch, ...]."""
+    """The fields of the batch, arrays [microbatch, ...]."""
     seeds: Seeds | None
     """None where nothing goes backward."""
     shared: Batch

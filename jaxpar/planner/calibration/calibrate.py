@@ -38,7 +38,7 @@ from jaxpar.planner.profile import Profile, Sent, write_profile
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes to measure."""
+    """Sizes of the shapes to measure."""
 
     sequences: tuple[float, ...]
     """Microbatch sizes, in sequences of the model's configuration."""
@@ -61,7 +61,7 @@ ON_GPU: Annotated[Sizes, SIZES] = Sizes(
     sequences=(0.25, 1, 4), tensor=(1, 2, 4, 8), lengths=(4096, 8192, 16384, 32768), memory=2**28,
     copies=256 * MIB, messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
 )  # fmt: skip
-"""Sizes on GPUs."""
+"""The sizes that are measured on GPUs."""
 ON_GPU_QUICK: Annotated[Sizes, SIZES] = replace(
     ON_GPU, sequences=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02
 )
@@ -70,7 +70,7 @@ ON_CPU: Annotated[Sizes, SIZES] = Sizes(
     sequences=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=4 * MIB,
     messages=(16 * KIB, 256 * KIB, 4 * MIB), loop_s=0.02,
 )  # fmt: skip
-"""Sizes on CPUs."""
+"""The sizes that are measured on CPUs."""
 ON_CPU_QUICK: Annotated[Sizes, SIZES] = replace(
     ON_CPU, sequences=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01
 )

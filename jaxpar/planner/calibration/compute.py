@@ -138,7 +138,7 @@ def _forward(watch: Stopwatch, config: Config, model: ModelConfig, backend: str)
 
 
 def _backward(watch: Stopwatch, config: Config, model: ModelConfig, backend: str) -> float:
-    """Forward and backward."""
+    """Times forward and backward of attention together."""
     attend, inputs = _attention(config, model, backend)
 
     def both(_: object, gradient: jax.Array, *inputs: jax.Array) -> object:
@@ -182,7 +182,7 @@ def mean(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def why_no_copies(device: Device) -> str | None:
-    """Why nothing can be copied to pinned memory of the host; None where it can."""
+    """The reason why nothing can be copied to pinned memory of the host; None where it can."""
     kinds = [memory.kind for memory in device.addressable_memories()]
     return None if PINNED in kinds else f"the device has no memory of the kind {PINNED}, only {', '.join(kinds)}"
 

@@ -33,7 +33,7 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 
 
 class Unmeasurable(Exception):
-    """Why an operation has no time, in a clause."""
+    """The reason why an operation has no time, in a clause."""
 
 
 @dataclass

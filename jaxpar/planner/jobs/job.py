@@ -67,7 +67,7 @@ class Curve:
 
     @property
     def least(self) -> int:
-        """The smallest number."""
+        """The smallest number of GPUs that runs the job."""
         return next(iter(self.points))
 
     @property

@@ -28,7 +28,7 @@ def table_lookups(timer: StepTimer, layout: Layout) -> set[Asked]:
 
 
 def measured_words(file: Path, profile: Profile, asked: Iterable[Asked]) -> str:
-    """How many of the times that were asked for are measured; the others are by fitted shares."""
+    """Words for the times that are measured, of those that were asked for; the others are by fitted shares."""
     found: defaultdict[str, list[bool]] = defaultdict(list)
     for one in sorted(asked):
         found[KINDS.get(one.table.what, "messages")].append(one.measured)

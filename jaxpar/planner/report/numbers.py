@@ -29,7 +29,7 @@ class Number(NamedTuple):
     """A constant of a module."""
 
     name: str
-    """With its module, as in `cost.messages.TREE`."""
+    """The name with its module, as in `cost.messages.TREE`."""
     value: object
     meaning: str
     """The sentence that the code has below it."""

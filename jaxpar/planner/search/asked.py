@@ -21,7 +21,7 @@ LEFT_EQUAL = (
     "stages are as equal as the layers allow, since on GPUs of one kind all wait for the longest, and on several kinds "
     "lengths follow the speed of each; parallel.stage_layers sets them for a run"
 )
-"""Why lengths of stages are not searched."""
+"""The reason why lengths of stages are not searched."""
 
 STRATEGIES = ("allgather", "ring", "ulysses", "usp")
 ENDS = ("last", "shared")

@@ -115,7 +115,7 @@ class IslandTimer(StepTimer):
     exchange: Exchange = field(kw_only=True)
 
     def step(self, layout: Layout, networks: Sequence[Network] | None = None) -> StepTime:
-        """Like `StepTimer.step`."""
+        """Does the same as `StepTimer.step`."""
         return self.exchange.joined(super().step(layout, networks), self.weights(layout))
 
     def alone(self, layout: Layout) -> StepTime:

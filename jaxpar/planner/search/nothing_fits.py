@@ -1,4 +1,4 @@
-"""Why a search found nothing: which rules exclude every layout, or the least memory and the GPUs that would fit it."""
+"""The reason why a search found nothing: rules that exclude every layout, or the least memory and GPUs that fit it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxpar.planner.search.space import Choice, Group, Space
 MOST = 65536
 """The largest number of GPUs tried when looking for a cluster that is large enough."""
 NAMED = 3
-"""How many sets of rules are named."""
+"""The most sets of rules that are named."""
 
 
 class Tried(Protocol):

@@ -30,7 +30,7 @@ class StagesOfGroup:
 
     group: Group
     first: int
-    """Rank."""
+    """The first pipeline rank of the group."""
     ranks: int
     layers: tuple[int, ...]
     """Layers of each rank, over all its chunks."""

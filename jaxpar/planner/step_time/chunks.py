@@ -43,7 +43,7 @@ GATHERED = "ZeRO-3 gathers the weights of every row"
 
 
 def why_padded(layout: Layout) -> str | None:
-    """Why rows that only pad a chunk take time; None where they are skipped.
+    """The reason why rows that only pad a chunk take time; None where they are skipped.
 
     One program runs on all ranks: padding rows run if a layer permutes or offloads activations, and their weights are
     gathered under ZeRO-3 (`model.layer_loop`).

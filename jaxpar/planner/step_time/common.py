@@ -74,7 +74,7 @@ class Common:
         return max(1, layout.microbatches(self.batch))
 
     def ring(self, ranks: int, stride: int) -> Ring:
-        """Like `Network.ring`."""
+        """Does the same as `Network.ring`."""
         return self._made.of((Ring, ranks, stride), lambda: self.network.ring(ranks, stride))
 
     def sum_over_stages(self, devices: int, pipe: int, size: float) -> float:

@@ -195,7 +195,7 @@ class Step:
 
 
 def _kinds(sorts: Counter[Sort]) -> Counter[str]:
-    """How many layers of each kind there are."""
+    """The number of layers of each kind."""
     found: Counter[str] = Counter()
     for sort, number in sorts.items():
         found[sort.kind] += number

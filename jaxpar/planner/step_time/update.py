@@ -52,7 +52,8 @@ class Update:
     """The same of embedding and head."""
 
     def link_seconds(self, layers: float, embed_and_head: float, bandwidth: float, coded: float = 0.0) -> float:
-        """Seconds of the host's link in a step, for a device that updates so many parameters of layers and of embedding and head.
+        """Seconds of the host's link in a step, for a device that updates so many parameters of layers, and of
+        embedding and head.
 
         Both directions at once, and so what goes to the device counts: master weights before the forward, twice where
         they become codes of 8 bits (`coded`), and all of the state in the update (`training.residency.on_host`).

@@ -56,7 +56,7 @@ class Guess:
 
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {"guess": Guess}
-"""By the name that `rl.environment` has; `tools` is made of `rl.tools`."""
+"""Environments by their name in `rl.environment`; `tools` is made of `rl.tools`."""
 TOOLS = "tools"
 
 

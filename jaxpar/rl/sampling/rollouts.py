@@ -43,7 +43,7 @@ class SavedRollouts:
     dropped: int
     """Batches that were too old to be learned from."""
     waiting: Sequence[Rollouts]
-    """In the order in which they are learned from."""
+    """The batches, in the order in which they are learned from."""
     current: Rollouts | None = None
     """The batch of which some steps were taken, if any."""
     before: Sequence[np.ndarray] | None = None

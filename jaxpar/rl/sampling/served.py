@@ -47,7 +47,7 @@ APART = {"float32": 1e-3}
 ROUNDED = 0.05
 """The limit of dtypes of 16 bits."""
 TRIES = 4
-"""How often a request is made whose server is gone each time."""
+"""The number of tries of a request whose server is gone each time."""
 PAUSE = 1.0
 """Seconds between two tries to reach a server."""
 REQUESTS = 64
@@ -91,7 +91,7 @@ class ServedGenerator:
         self._folder = user_path(asked.folder, "rl.sampler.folder").absolute()
         self._current: Version | None = None
         self._lock, self._starts = threading.Lock(), 0
-        """How often the server came back with other weights."""
+        """The number of times that the server came back with other weights."""
         prompts = run.data.train
         assert isinstance(prompts, PromptRows), "data.source: prompts"
         longest = max(prompts.prompts, key=lambda one: len(one.tokens)).tokens

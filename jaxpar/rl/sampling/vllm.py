@@ -31,7 +31,7 @@ WEIGHTS = "system_fingerprint"
 FULL = 0.5
 """Seconds after which a server whose queue was full is asked again."""
 ENDED = {"stop": True, "length": False}
-"""By the reason for which an answer ended, whether a stop token did."""
+"""Whether a stop token ended an answer, by the reason that the server gives."""
 UNCHANGED = {
     "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
 }  # fmt: skip

@@ -138,7 +138,7 @@ class Island:
         return {"too_few": self._too_few() if late else ""}
 
     def _too_few(self) -> str:
-        """Why the round is not closed, for the user. Raises `UserError` where there is nothing to wait for."""
+        """The reason why the round is not closed, in words. Raises `UserError` where there is nothing to wait for."""
         accepted, refused = self._contributions.accepted, self._contributions.refused
         without = "".join(f"; refused {island} ({why})" for island, why in sorted(refused.items()))
         if not accepted and not self._contributions.missing():

@@ -49,7 +49,7 @@ class OnHost(OnDevice):
 
     @cached_property
     def _streams(self) -> Nested[bool]:
-        """For each weight, whether its state is in host memory."""
+        """Whether the state of each weight is in host memory."""
         return jax.tree.map(lambda where: where.memory_kind == PINNED, self.layout.state_shardings().master)
 
     # ---- inside the map

@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     """The results of a step before its update."""
 
     gradients: Weights
-    """In optimizer placement, in the form of the residency."""
+    """The gradients, in optimizer placement and in the form of the residency."""
     facts: UpdateFacts
     following: TrainState
     """The state after the step, without master weights and optimizer state."""

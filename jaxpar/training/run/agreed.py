@@ -59,7 +59,7 @@ def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Pla
 
 
 def _verdict(texts: Sequence[str]) -> str | None:
-    """Why a process has no plan, `DIFFERENT` where the plans differ, or None."""
+    """The reason why a process has no plan, `DIFFERENT` where the plans differ, or None."""
     everyone = [json.loads(text) for text in texts]
     for process, other in enumerate(everyone):
         if other["failure"] is not None:

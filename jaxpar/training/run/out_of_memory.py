@@ -34,7 +34,7 @@ EXHAUSTED = "RESOURCE_EXHAUSTED"
 OF_THE_HOST = re.compile(r"host memory|xla_gpu_host_bfc")
 """Words of the error where pinned host memory ran out."""
 ESTIMATE_TOO_HIGH = 1.25
-"""How many times what XLA allocates an estimate may be: a step is refused by its estimate only beyond that
+"""The largest ratio of an estimate to what XLA allocates: a step is refused by its estimate only beyond that
 (docs/memory-model.md has its errors)."""
 ROOM = 0.97
 """Share of the memory that a suggested plan may use where XLA has run out of it."""

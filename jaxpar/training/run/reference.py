@@ -277,7 +277,7 @@ def frozen_weights(source: WeightSource, layout: StepLayout, mesh: Mesh) -> Weig
 
 
 def _reads(source: WeightSource, layout: StepLayout, specs: Specs) -> ModelTree[ReadPart]:
-    """For each weight a function that returns a part of it."""
+    """A function for each weight that returns a part of it."""
     return jax.tree_util.tree_map_with_path(
         lambda path, spec: read_part(source, path, spec, layout.order),
         specs,

@@ -77,9 +77,9 @@ class Mirror:
     """Contents of `OWNER` that this start wrote, once it did."""
     _failures: int = 0
     _failure: str | None = None
-    """Why the last try failed, if it did."""
+    """The reason why the last try failed, if it did."""
     _unread: str | None = None
-    """Why a file of the run could not be read, if so, at the last try."""
+    """The reason why a file of the run could not be read, if so, at the last try."""
     _skipped: dict[int, int] = field(default_factory=dict)
     """Complete checkpoints of the store to the steps in a row that had been skipped."""
     _sizes: dict[str, tuple[int, int]] = field(default_factory=dict)

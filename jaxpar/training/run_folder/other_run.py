@@ -53,7 +53,7 @@ class OtherRun(NamedTuple):
     facts: Mapping[str, Any] | None
     """Facts of its checkpoint, for the data to continue; None where the rows before it are others here."""
     text: str
-    """Sentences about it."""
+    """Sentences that describe the other run."""
 
 
 def state_of_other_run(

@@ -61,7 +61,7 @@ class StepGradients(NamedTuple):
 
     loss: Float[Array, ""]
     gradients: Weights
-    """In optimizer placement, in the residency's own form."""
+    """The gradients, in optimizer placement and in the form of the residency."""
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch."""
     report: dict[str, Float[Array, ""]]

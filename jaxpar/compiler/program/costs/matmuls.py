@@ -33,7 +33,7 @@ class Attention(NamedTuple):
     """The shape of a launch of attention, as `cost.operations.Device.flash` times it."""
 
     kernels: str
-    """The implementation."""
+    """The name of the attention implementation."""
     rows: int
     heads: int
     queries: int

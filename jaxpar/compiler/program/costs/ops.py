@@ -28,7 +28,7 @@ class Cost:
     kind: str
     """One of `KINDS`."""
     products: tuple[Product, ...]
-    """Its matrix products."""
+    """The matrix products that the op computes."""
     recomputed_flops: float
     """The part of their FLOPs that repeats the forward pass, or that XLA does twice to save memory."""
     vector_flops: float

@@ -106,7 +106,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One instruction."""
+    """One instruction of an HLO computation."""
 
     name: str
     opcode: str
@@ -145,7 +145,7 @@ class Op:
 
     @property
     def source(self) -> Frame | None:
-        """The innermost frame."""
+        """The innermost frame of the source location; None without one."""
         return self.frames[0] if self.frames else None
 
     def computation_of(self, attribute: str) -> str:
@@ -169,7 +169,7 @@ class Computation:
     ops: tuple[Op, ...] = field(repr=False)
     root: Op
     parameters: tuple[Op, ...] = field(repr=False)
-    """By parameter number."""
+    """The parameter ops, in the order of their numbers."""
     by_name: Mapping[str, Op] = field(repr=False)
 
     def users(self) -> dict[str, list[tuple[Op, int]]]:

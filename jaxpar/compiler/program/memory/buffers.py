@@ -49,7 +49,7 @@ class Value:
     first_live: int
     """First place in the order at which it is alive."""
     last_live: int
-    """Last place."""
+    """The last place at which the value is live."""
 
     @property
     def end(self) -> int:

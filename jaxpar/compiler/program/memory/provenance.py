@@ -11,7 +11,7 @@ from jaxpar.compiler.program.loops import branches
 _PASSING = frozenset(["bitcast", "copy", "reshape", "transpose", "opt-barrier", "convert"])
 """Ops whose result is their operand in another order or type."""
 _NEARBY = 4
-"""How many places after the op that it wraps an asynchronous op may be in XLA's order of values."""
+"""The number of places that an asynchronous op may be after the op that it wraps, in XLA's order of values."""
 
 
 class Provenance:

@@ -157,7 +157,7 @@ def _line_documents(
 
 
 class NoObject(ValueError):
-    """Why a line is not a JSON object."""
+    """The reason why a line is not a JSON object."""
 
 
 def object_of(line: str) -> dict[str, object]:

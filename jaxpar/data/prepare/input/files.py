@@ -46,7 +46,7 @@ class Input:
     changed: int
     """Time of the last change, in nanoseconds."""
     format: str
-    """One of `FORMATS`."""
+    """The format of the file, one of `FORMATS`."""
     compression: str | None
     """`gzip`, `zstd`, or None."""
 

@@ -17,7 +17,7 @@ from jaxpar.data.prepare.input.compression import reading
 from jaxpar.data.prepare.input.files import Input
 
 TABLES = ("parquet", "arrow")
-"""Formats of tables."""
+"""The formats of files that are tables."""
 KEY_OPTION = "--text-key"
 """Option of `python -m jaxpar.prepare` that names the key, or the column, of the text."""
 _ROWS = 512
@@ -36,7 +36,7 @@ class Document(NamedTuple):
     text: str
     """The document's text; for a conversation or a pair of them, a line of JSON."""
     broken: str = ""
-    """Why there is no text; empty when there is."""
+    """The reason why there is no text; empty when there is."""
 
 
 def table_documents(

@@ -26,7 +26,7 @@ BATCH_LETTERS = 2**18
 
 
 class NotEncodable(ValueError):
-    """Why a document has no tokens."""
+    """The reason why a document has no tokens."""
 
 
 class Text(NamedTuple):
@@ -37,15 +37,15 @@ class Text(NamedTuple):
     raw: bytes
     """The complete text in UTF-8."""
     ranges: Sequence[Sequence[tuple[int, int]]] = ()
-    """For each conversation, the character ranges that the loss includes."""
+    """The character ranges that the loss includes, of each conversation."""
     is_open: Sequence[bool] = ()
-    """For each conversation, whether the token after it ends the assistant's turn."""
+    """Whether the token after each conversation ends the assistant's turn."""
     mark: int = DESIRABLE
     """Mark of the tokens that count."""
 
     @property
     def letters(self) -> int:
-        """Number of characters."""
+        """The number of characters of all pieces."""
         return sum(map(len, self.pieces))
 
 

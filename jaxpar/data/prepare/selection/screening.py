@@ -29,7 +29,7 @@ from jaxpar.data.prepare.selection.filters import Filters
 from jaxpar.data.prepare.workers import Report, run_tasks
 
 REASONS = ("", "keep", "drop", "filter", "duplicate")
-"""Why a document is left out, by its code in a unit's file; it stays by the first."""
+"""Reasons why a document is left out, by their code in a unit's file; it stays by the first."""
 _NOT_JUDGED = 255
 """The code of a document without text."""
 

@@ -184,7 +184,7 @@ class MambaSizes(LinearSizes):
 
 
 class MambaWidth(Expanded):
-    """`mamba_expand`."""
+    """The entry of `mamba_expand`, the width of a mixer over the embedding's."""
 
     def read(self, hf_config: HFConfig) -> dict[str, object]:
         return super().read(_without_auto(hf_config))
