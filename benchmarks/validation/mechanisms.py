@@ -144,7 +144,9 @@ class _Layer:
         if does.waits_for_weights:
             gather, scatter = self.step.messages.of_layers(self.case)
             seconds += (
-                3 * gather + scatter - sum(run.by_kind.get("data", 0.0) for run in self.step.passed[self.sort][:2])
+                3 * gather
+                + scatter
+                - sum(run.seconds_by_kind.get("data", 0.0) for run in self.step.passed[self.sort][:2])
             )
         return seconds
 

@@ -20,7 +20,7 @@ DISK_ERRORS = (
 )
 
 
-def is_of_file(error: OSError) -> bool:
+def is_file_error(error: OSError) -> bool:
     """Whether an error is about a file or its disk, and not about a connection, a process or a device."""
     return error.filename is not None or error.errno in DISK_ERRORS
 

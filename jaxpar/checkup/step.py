@@ -36,15 +36,15 @@ def check_step(devices: Sequence[Device]) -> Iterator[Finding]:
     began = time.perf_counter()
     losses += [float(trainer.step().loss) for _ in range(STEPS - 1)]
     each = (time.perf_counter() - began) / (STEPS - 1)
-    nothing = math.log(VOCAB)
-    if not all(map(math.isfinite, losses)) or abs(losses[0] - nothing) > TOLERANCE:
+    uniform_loss = math.log(VOCAB)
+    if not all(map(math.isfinite, losses)) or abs(losses[0] - uniform_loss) > TOLERANCE:
         yield Finding(
-            "step", "fail", f"the loss of a tiny model is {losses}, and should start near {nothing:.2f}",
+            "step", "fail", f"the loss of a tiny model is {losses}, and should start near {uniform_loss:.2f}",
             "the devices or the installation compute wrongly: compare with JAX_PLATFORMS=cpu",
         )  # fmt: skip
         return
     yield Finding(
         "step", "ok",
         f"a tiny model compiled in {seconds(trainer.timer.compile_seconds)}, {seconds(each)} per step, "
-        f"loss {losses[0]:.3f} (uniform predictions: {nothing:.3f}) to {losses[-1]:.3f}",
+        f"loss {losses[0]:.3f} (uniform predictions: {uniform_loss:.3f}) to {losses[-1]:.3f}",
     )  # fmt: skip

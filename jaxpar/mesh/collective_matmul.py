@@ -42,7 +42,7 @@ from jaxpar.mesh.rings import (
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
 
-PLAIN = TensorOverlap()
+PLAIN_OVERLAP = TensorOverlap()
 """Collectives before and after whole matmuls."""
 OUTPUTS, GRADIENTS = lax.Precision.DEFAULT, lax.Precision.HIGHEST
 """The precisions of products of 8-bit values. On Hopper GPUs XLA has cuBLASLt keep outputs in the tensor cores' sums,
@@ -50,7 +50,9 @@ of about 14 bits (arXiv:2412.19437, section 3.3.2), and add gradients up in floa
 
 
 def gather_matmul(
-    x: Shaped[Array, "batch part *inputs"], weights: Sequence[Shaped[Array, "..."]], overlap: TensorOverlap = PLAIN
+    x: Shaped[Array, "batch part *inputs"],
+    weights: Sequence[Shaped[Array, "..."]],
+    overlap: TensorOverlap = PLAIN_OVERLAP,
 ) -> tuple[Shaped[Array, "batch seq ..."], ...]:
     """`gather_sequence(x)` times each of `weights` [*inputs, *outputs].
 
@@ -68,7 +70,7 @@ def gather_matmul(
 def matmul_scatter(
     xs: Sequence[Shaped[Array, "batch seq ..."]],
     weights: Sequence[Shaped[Array, "..."]],
-    overlap: TensorOverlap = PLAIN,
+    overlap: TensorOverlap = PLAIN_OVERLAP,
 ) -> Shaped[Array, "batch part *outputs"]:
     """`scatter_sequence` of the sum of the products of `xs` [batch, seq, *inputs] and `weights` [*inputs, *outputs].
 

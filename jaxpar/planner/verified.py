@@ -44,7 +44,7 @@ CLASSES = {
     "pipe": ("bubble", "pipe"),
 }
 """Classes of time: kinds of the predicted and of the compiled trace. The first is a part of a predicted step."""
-APART: Annotated[float, chosen("what a verdict names")] = 0.05
+VERDICT_SHARE: Annotated[float, chosen("what a verdict names")] = 0.05
 """Predicted and compiled seconds of a class do not agree if they differ by more than this share of the step."""
 
 
@@ -63,7 +63,7 @@ class Verified:
     @property
     def seconds_by_class(self) -> dict[str, tuple[float, float]]:
         """(predicted, compiled) by class."""
-        before, after = (one.candidate.time.program.by_kind for one in (self.predicted, self.planned))
+        before, after = (one.candidate.time.program.seconds_by_kind for one in (self.predicted, self.planned))
         of = lambda kinds, found: sum(found.get(kind, 0.0) for kind in kinds)
         return {name: (of(kinds, before), of(kinds, after)) for name, kinds in CLASSES.items()}
 
@@ -77,7 +77,7 @@ class Verified:
     def verdict(self) -> str:
         """Whether program and prediction agree, and if not, the classes that are apart."""
         before, after = self.predicted.candidate.seconds, self.planned.candidate.seconds
-        apart = {name: share for name, share in self.differences.items() if abs(share) > APART}
+        apart = {name: share for name, share in self.differences.items() if abs(share) > VERDICT_SHARE}
         way = lambda less: "less" if less else "more"
         of_step = f"{percent(abs(after - before), before)} {way(after < before)} than the predicted {seconds(before)}"
         if not apart:
@@ -140,7 +140,7 @@ def verify(
         report_progress(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
         compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
-        results.append(judged(planned, report.allocated_bytes, report.fits, report.by_kind, report.notes))
+        results.append(judged(planned, report.allocated_bytes, report.fits, report.all_seconds_by_kind, report.notes))
     return ranked(results)
 
 

@@ -77,7 +77,7 @@ class Run:
         self.seconds, self.compute = seconds, compute
         """All of it: compute, its losses to messages, and waiting; and compute alone."""
         self.kinds: dict[str, float] = {} if kinds is None else kinds
-        """The part of `by_kind` that is in no inner run."""
+        """The part of `seconds_by_kind` that is in no inner run."""
         self.busy: dict[str, float] = {} if busy is None else busy
         """Seconds of it, by channel, in which a message is under way."""
         self.inner: list[tuple[Run, float]] = []
@@ -92,13 +92,13 @@ class Run:
         return run
 
     @property
-    def by_kind(self) -> dict[str, float]:
+    def seconds_by_kind(self) -> dict[str, float]:
         """Its seconds by kind: of compute, and of the messages that are waited for, or that compute takes longer
         beside."""
         if self._by_kind is None:
             total = dict(self.kinds)
             for inside, times in self.inner:
-                for kind, seconds in inside.by_kind.items():
+                for kind, seconds in inside.seconds_by_kind.items():
                     total[kind] = total.get(kind, 0.0) + times * seconds
             self._by_kind = total
         return self._by_kind

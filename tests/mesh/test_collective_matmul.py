@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.config.plan import Choice, TensorOverlap
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter, product
+from jaxpar.mesh.collective_matmul import PLAIN_OVERLAP, gather_matmul, matmul_scatter, product
 from tests.sentences import refused
 from tests.traced import mesh_of, operations, sent_bytes
 
@@ -69,7 +69,7 @@ def test_a_ring_has_the_numbers_of_the_plain_collectives(ranks: int, chunks: int
     given = arguments(ranks)
     plain, ring = (
         jax.jit(on_ranks(ranks, partial(derivatives, overlap)))(*given)
-        for overlap in (PLAIN, TensorOverlap(Choice("ring"), chunks))
+        for overlap in (PLAIN_OVERLAP, TensorOverlap(Choice("ring"), chunks))
     )
     for wanted, found in zip(plain, ring, strict=True):
         assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
@@ -101,7 +101,7 @@ def test_a_ring_sends_the_bytes_of_the_docstrings(chunks: int):
     )
     ring = TensorOverlap(Choice("ring"), chunks)
     assert sent(forward, PARTS, ring) == {"ppermute": gather + scatter}
-    assert sum(sent(forward, PARTS, PLAIN).values()) == gather + scatter
+    assert sum(sent(forward, PARTS, PLAIN_OVERLAP).values()) == gather + scatter
     # The input and the output's gradient are gathered, and the input's gradient is scattered.
     assert sent(backward, IN, ring)["ppermute"] - gather == 2 * gather + scatter
 
@@ -118,12 +118,12 @@ def test_no_sequence_of_the_residual_stream_exists_whole(function: Any):
         }
         return (BATCH, 4 * PART, EMBED) in shapes
 
-    assert whole(PLAIN)
+    assert whole(PLAIN_OVERLAP)
     assert not whole(TensorOverlap(Choice("ring"), 2))
 
 
 @pytest.mark.parametrize("function", [gather_matmul, lambda x, w, overlap: matmul_scatter((x,), w, overlap)])
-@pytest.mark.parametrize("overlap", [PLAIN, TensorOverlap(Choice("ring"))])
+@pytest.mark.parametrize("overlap", [PLAIN_OVERLAP, TensorOverlap(Choice("ring"))])
 def test_a_value_that_all_ranks_hold_alike_is_refused(function: Any, overlap: TensorOverlap):
     program = jax.shard_map(
         lambda x, w: function(x, (w,), overlap), mesh=mesh_of(tensor=4), in_specs=P(), out_specs=PARTS

@@ -16,7 +16,7 @@ class Ran(NamedTuple):
 def run(*parts: Op | Message | Done | Repeat, slowdown: float = 0.0) -> Ran:
     clock = Clock(slowdown, records=True)
     step = clock.run(Trace("step", parts))
-    assert sum(step.by_kind.values()) == pytest.approx(step.seconds), "all time is of some kind"
+    assert sum(step.seconds_by_kind.values()) == pytest.approx(step.seconds), "all time is of some kind"
     return Ran(clock.messages, step)
 
 
@@ -118,5 +118,5 @@ def test_a_share_of_a_run_that_is_priced_already():
     layer = Run(8.0, 4.0, {"matmul": 4.0, "exchange": 4.0}, {"wire": 4.0})
     once = run(send("a", 3.0), Repeat("beside", layer, 0.5), Done("a"), Repeat("rest", layer, 0.5))
     assert (exposed(once), once.step.seconds, once.step.compute) == ({"a": 1.0}, 9.0, 4.0)
-    assert once.step.by_kind == {"message": 1.0, "matmul": 4.0, "exchange": 4.0}
+    assert once.step.seconds_by_kind == {"message": 1.0, "matmul": 4.0, "exchange": 4.0}
     assert once.step.busy == {"wire": 7.0}

@@ -27,8 +27,8 @@ _SELF_DUAL = ("shift_context", "exchange_tokens", "join_ranks", "shift_stage", "
 DUALS = dict(_PAIRS) | {dual: name for name, dual in _PAIRS} | {name: name for name in _SELF_DUAL}
 """The collectives, and the name of the derivative of each."""
 
-PLACELESS = ("jaxpar/mesh/", "jaxpar/layers/block.py", "jaxpar/layers/ops/", "jaxpar/model/loop/stash.py")
-"""Parts of names of files that implement transfers: their lines do not tell what a transfer is for."""
+LIBRARY_FILES = ("jaxpar/mesh/", "jaxpar/layers/block.py", "jaxpar/layers/ops/", "jaxpar/model/loop/stash.py")
+"""Files that implement transfers: their lines do not tell what a transfer is for."""
 
 _TURNED = {"gather": ("reduce-scatter", "all-reduce"), "scatter": ("all-gather",)}
 """Collectives that do the work of the dual of a gather or a scatter."""
@@ -146,7 +146,7 @@ def _movement(
     module: Module, transfer: Transfer, counts: Executions, mesh: Mapping[str, int], gpus_per_host: int
 ) -> Movement:
     op = transfer.inner
-    times, source = counts.of(transfer.start), place(op.frames)
+    times, source = counts.count(transfer.start), place(op.frames)
     if transfer.channel == "host":
         moved = shape_bytes(op.shape) if op.opcode in ("send", "recv") else moved_bytes(module, op)
         dtype = next(leaves(op.shape)).dtype
@@ -181,8 +181,8 @@ def sent(op: Op, operand_bytes: int, groups: Groups) -> float:
 
 
 def place(frames: tuple[Frame, ...]) -> Frame | None:
-    """The innermost frame outside `PLACELESS` files; without one, the innermost of all."""
-    outside = (frame for frame in frames if not any(part in frame.file for part in PLACELESS))
+    """The innermost frame outside `LIBRARY_FILES`; without one, the innermost of all."""
+    outside = (frame for frame in frames if not any(part in frame.file for part in LIBRARY_FILES))
     return next(outside, frames[0] if frames else None)
 
 

@@ -31,7 +31,7 @@ class Executions:
     repeated_by_xla: frozenset[str]
     """Names of ops that XLA runs once more than the program asks for."""
 
-    def of(self, op: Op) -> float:
+    def count(self, op: Op) -> float:
         """The number of times that `op` runs."""
         return self.counts[op.computation]
 

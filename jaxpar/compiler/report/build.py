@@ -37,7 +37,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
     # XLA's own peak is that of the fullest memory space, which may be the host's.
     peak_bytes = analysis.peak[1] if memory.host_temp or analysis.buffers.beside else memory.peak
     axes, costs, step = dict(compilation.plan.axes), analysis.costs, analysis.schedule.step
-    kernels = {kind: seconds for kind, seconds in step.by_kind.items() if kind in KINDS}
+    kernels = {kind: seconds for kind, seconds in step.seconds_by_kind.items() if kind in KINDS}
     repeated = sum(cost.op.name in analysis.counts.repeated_by_xla for cost in costs)
     return Report(
         config=config,
@@ -65,7 +65,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         slowed_seconds=analysis.schedule.slowed_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,
         seconds_by_kind=kernels,
-        lost_by_part={part: seconds for part, seconds in step.by_kind.items() if part not in kernels},
+        lost_by_part={part: seconds for part, seconds in step.seconds_by_kind.items() if part not in kernels},
         largest_buffers=_largest(analysis, live),
         compile_seconds=compilation.compile_seconds,
     )
@@ -158,7 +158,7 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
             axis=one.axis,
             collectives="+".join(map(one.name_of, one.collectives)),
             kind=one.kind,
-            source=where(one.source),
+            source=source_line(one.source),
             count=one.executions,
             synchronous=one.transfer.synchronous,
             needs_s=time.seconds,
@@ -178,11 +178,11 @@ def _largest(analysis: Analysis, live: list[Occupant]) -> tuple[LiveBuffer, ...]
         elif (maker := classes.provenance.maker(value.op, value.path)) is not None:
             frames = maker.frames
         shape = value.shape.partition("{")[0]
-        rows.append(LiveBuffer(name, occupant.bytes, shape, classes.of(occupant), where(place(frames))))
+        rows.append(LiveBuffer(name, occupant.bytes, shape, classes.class_of(occupant), source_line(place(frames))))
     return tuple(rows)
 
 
-def where(frame: Frame | None) -> str:
+def source_line(frame: Frame | None) -> str:
     """`file:line` as seen from the root of the project, or of the installed package.
 
     A cached program may come from another clone of the project.

@@ -10,7 +10,7 @@ from typing import Any
 from jaxpar.compiler.program.costs.ops import KINDS
 from jaxpar.compiler.program.hlo.records import Computation
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.build import where
+from jaxpar.compiler.report.build import source_line
 from jaxpar.config.spelling import spaced
 from jaxpar.pages.axes import ticks
 from jaxpar.pages.palette import SERIES, THEME, Color, series
@@ -94,19 +94,19 @@ def _is_backward(body: Computation) -> bool:
 def _kind(analysis: Analysis, trace: Trace, name: str) -> str:
     """The kind of kernels that takes most of the compute of a name."""
     parts = tuple(part for part in trace.parts if isinstance(part, Op | Repeat) and part.name == name)
-    kinds = analysis.schedule.clock.run(Trace(name, parts)).by_kind
+    kinds = analysis.schedule.clock.run(Trace(name, parts)).seconds_by_kind
     return max(filter(KINDS.__contains__, kinds), key=kinds.__getitem__)
 
 
 def _box(analysis: Analysis, body: Computation, span: Span) -> Box:
-    source = where(body.by_name[span.name].source)
+    source = source_line(body.by_name[span.name].source)
     if span.kind == "compute":
         kind = _kind(analysis, analysis.schedule.traces[body.name], span.name)
         return Box(span, kind, f"{span.name} ({kind}) {source}")
     movement = next(one for one in analysis.movements if one.transfer.start.name == span.name)
     collectives = "+".join(collective or movement.kind for collective in movement.collectives)
     label = f"{collectives} over {movement.axis}" if movement.axes else movement.kind
-    label = f"{label} {where(movement.source)}"
+    label = f"{label} {source_line(movement.source)}"
     return Box(span, "wait", f"waits for {label}") if span.kind == "wait" else Box(span, collectives, label)
 
 

@@ -45,7 +45,7 @@ class MemoryClasses:
         self._found: dict[tuple[str, tuple[int, ...]], str] = {}
         self.provenance = Provenance(module, buffers.order)
 
-    def of(self, occupant: Occupant) -> str:
+    def class_of(self, occupant: Occupant) -> str:
         """The class of a value in memory at some moment."""
         if occupant.allocation.parameter is not None:
             name = self._inputs[occupant.allocation.parameter]
@@ -57,10 +57,10 @@ class MemoryClasses:
         """Bytes per class on the device, `host` left out."""
         totals: dict[str, int] = dict.fromkeys(CLASSES[:-1], 0)
         for occupant in occupants:
-            totals[self.of(occupant)] += occupant.bytes
+            totals[self.class_of(occupant)] += occupant.bytes
         return totals
 
-    def at(self, place: int) -> dict[str, int]:
+    def bytes_at(self, place: int) -> dict[str, int]:
         """Bytes per class at a place in the order of the program."""
         return self.totals(occupants(self._buffers, place))
 

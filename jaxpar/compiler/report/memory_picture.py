@@ -50,7 +50,7 @@ def memory_timeline(analysis: Analysis, columns: int = 300) -> MemoryTimeline:
     """Sample the program at about `columns` places, the peak among them."""
     order, (peak, _) = analysis.buffers.order, analysis.peak
     places = sorted({peak, *np.linspace(0, len(order) - 1, min(columns, len(order))).astype(int).tolist()})
-    each = [analysis.classes.at(place) for place in places]
+    each = [analysis.classes.bytes_at(place) for place in places]
     loops = []
     for name, body in zip(("forward layers", "backward layers"), layer_loops(analysis), strict=False):
         if inside := [place for place, op in enumerate(order) if op in body.by_name]:

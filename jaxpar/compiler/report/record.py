@@ -121,7 +121,7 @@ class Report:
     """The nearest settings that fit, in words, where these do not."""
 
     @property
-    def by_kind(self) -> dict[str, float]:
+    def all_seconds_by_kind(self) -> dict[str, float]:
         """Time of a step by kind of kernel, and by part that waits for transfers."""
         return self.seconds_by_kind | self.lost_by_part
 

@@ -25,7 +25,7 @@ from jaxpar.interop.sources.source import check_fits
 from jaxpar.observe.files import write_atomically
 
 RECORD, ROUTER_FILE = "mixture.json", "router.npz"
-AGAIN = "the same command of python -m jaxpar.mixture makes it again"
+REMAKE_HINT = "the same command of python -m jaxpar.mixture makes it again"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class MixedWeights(SavedWeights):
         for model, wanted in zip(self.models, record.weights, strict=True):
             if model.digest != wanted:
                 raise UserError(
-                    f"{named(path)}: {named(model.path)} has other weights than the router of {RECORD} is for; {AGAIN}"
+                    f"{named(path)}: {named(model.path)} has other weights than the router of {RECORD} is for; "
+                    f"{REMAKE_HINT}"
                 )
         self.router = _read_router(path, record)
         self.mixing = Mixing(len(record.models), record.top)
@@ -112,7 +113,7 @@ def open_models(paths: Sequence[Path]) -> list[SavedWeights]:
 def read_record(path: Path) -> Record:
     """The content of `mixture.json`. Raises `UserError` where it is missing or damaged."""
     file = path / RECORD
-    damaged = UserError(f"{named(file)} is damaged; {AGAIN}")
+    damaged = UserError(f"{named(file)} is damaged; {REMAKE_HINT}")
     try:
         raw = read_file(file)
         plain = json.loads(raw)
@@ -153,8 +154,8 @@ def _read_router(path: Path, record: Record) -> RouterWeights:
     try:
         raw = read_file(file)
     except FileNotFoundError:
-        raise UserError(f"{named(file)} does not exist; {AGAIN}") from None
+        raise UserError(f"{named(file)} does not exist; {REMAKE_HINT}") from None
     if digest(raw) != record.router:
-        raise UserError(f"{named(file)} is damaged or the router of another mixture than {RECORD} is of; {AGAIN}")
+        raise UserError(f"{named(file)} is damaged or the router of another mixture than {RECORD} is of; {REMAKE_HINT}")
     with np.load(BytesIO(raw), allow_pickle=False) as arrays:
         return RouterWeights(arrays["table"], arrays["bias"])

@@ -36,7 +36,7 @@ FREE = frozenset((
     "megatron_core", "qalora_group_size", "runtime_config",
 ))  # fmt: skip
 """Keys of `adapter_config.json` that say which matrices have factors, how they are scaled or how they were trained."""
-PLAIN: dict[str, tuple[object, ...]] = {
+PLAIN_LORA_OPTIONS: dict[str, tuple[object, ...]] = {
     "bias": ("none",), "use_rslora": (False, True, None),
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),
 }  # fmt: skip
@@ -57,7 +57,7 @@ def config_of(folder: Path, key: str) -> tuple[Mapping[str, object], Scales]:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise UserError(f"{key}: {named(file)} is no adapter of LoRA; expected peft_type: LORA")
     for name, value in config.items():
-        values = PLAIN.get(name, OFF)
+        values = PLAIN_LORA_OPTIONS.get(name, OFF)
         if name not in FREE and not any(value == one and type(value) is type(one) for one in values):
             expected, name = join_or(map(repr, values)), printable(cut(name, 60))
             raise UserError(f"{key}: {named(file)}: {name} is {quoted(value, 60)}; expected {expected}")

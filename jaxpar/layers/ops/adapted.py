@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.ops.plain import Grouped, Matmul, Matrix, Ops, full_of
-from jaxpar.mesh.collective_matmul import PLAIN, product
+from jaxpar.mesh.collective_matmul import PLAIN_OVERLAP, product
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.runtime.taps import Tap
 from pallas_kernels.grouped_matmul import grouped_matmul
@@ -115,7 +115,7 @@ class AdaptedOps(Ops):
     def matmul(self, group: str) -> Matmul:
         """Implements that of `Ops`."""
         assert self.tokens is not None, "a layer has tokens"
-        return AdaptedMatmul(self.overlap.get(group, PLAIN), tokens=self.tokens)
+        return AdaptedMatmul(self.overlap.get(group, PLAIN_OVERLAP), tokens=self.tokens)
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
         """Implements that of `Ops`."""

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.plan import TensorOverlap
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.part import Part
-from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter, product
+from jaxpar.mesh.collective_matmul import PLAIN_OVERLAP, gather_matmul, matmul_scatter, product
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.observed import Maxima
 from jaxpar.runtime.taps import Tap
@@ -45,7 +45,7 @@ class Matrix(NamedTuple):
 class Matmul:
     """The products of one group of a layer's matmuls, in the dtype of the arrays."""
 
-    overlap: TensorOverlap = PLAIN
+    overlap: TensorOverlap = PLAIN_OVERLAP
     """How tensor ranks exchange the sequence."""
 
     def gather(
@@ -157,7 +157,7 @@ class Ops:
 
     def matmul(self, group: str) -> Matmul:
         """The products of a group."""
-        return Matmul(self.overlap.get(group, PLAIN))
+        return Matmul(self.overlap.get(group, PLAIN_OVERLAP))
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
         """The products of routed matrices, given by group the matrices that a layer gathered."""

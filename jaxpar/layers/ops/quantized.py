@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.ops.plain import Grouped, Matmul, Matrix, Ops, full_of, with_factors
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, product
+from jaxpar.mesh.collective_matmul import PLAIN_OVERLAP, gather_matmul, product
 from jaxpar.mesh.collectives import scatter_sequence
 from jaxpar.precision.dense import products
 from jaxpar.precision.grouped import grouped_products, scales_of_experts
@@ -100,7 +100,7 @@ class QuantizedOps(Ops):
 
     def matmul(self, group: str) -> Matmul:
         """Implements that of `Ops`."""
-        scaling, overlap = self._scaling(group), self.overlap.get(group, PLAIN)
+        scaling, overlap = self._scaling(group), self.overlap.get(group, PLAIN_OVERLAP)
         return Matmul(overlap) if scaling is None else QuantizedMatmul(overlap, scaling=scaling)
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:

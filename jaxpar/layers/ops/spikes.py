@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.layers.ops.plain import Matmul, Matrix, Ops
-from jaxpar.mesh.collective_matmul import PLAIN
+from jaxpar.mesh.collective_matmul import PLAIN_OVERLAP
 from jaxpar.mesh.collectives import sum_over_heads
 
 
@@ -60,4 +60,4 @@ class SpikingOps(Ops):
 
     def matmul(self, group: str) -> Matmul:
         """Implements that of `Ops`."""
-        return SpikingMatmul(self.overlap.get(group, PLAIN), rate=self.rate)
+        return SpikingMatmul(self.overlap.get(group, PLAIN_OVERLAP), rate=self.rate)

@@ -141,7 +141,7 @@ class Step:
         it, whose chunks are as `chunk`; None for the average one, without its first gather."""
         work = self.work if chunk is None else self._work_of(chunk, layout.virtual_stages)
         spent = dict.fromkeys(PARTS, 0.0)
-        for kind, seconds in work.by_kind.items():
+        for kind, seconds in work.seconds_by_kind.items():
             spent["recomputation" if kind.startswith(AGAIN) else kind] += seconds
         apart = chunk is None and pipeline is not work
         gathers = 2 * apart * self.microbatches * layout.virtual_stages * self.pieces.gather

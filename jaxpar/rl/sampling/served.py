@@ -42,7 +42,7 @@ from jaxpar.training.run.run import Run
 
 SHARD_BYTES = 5 * 10**9
 """Bytes of a file of weights, at most."""
-APART = {"float32": 1e-3}
+NATS_TOLERANCE = {"float32": 1e-3}
 """By compute dtype, nats by which the log-probabilities of a fixed prompt may be apart, on average over its tokens."""
 ROUNDED = 0.05
 """The limit of dtypes of 16 bits."""
@@ -129,7 +129,7 @@ class ServedGenerator:
         scores = self._server.scores([*self._fixed.prompt.tokens, *self._fixed.tokens])
         apart = float(np.abs(scores - version.scores).mean())
         dtype = self._run.plan.dtypes.compute
-        most = APART.get(dtype, ROUNDED)
+        most = NATS_TOLERANCE.get(dtype, ROUNDED)
         if not apart <= most:
             raise UserError(
                 f"rl.sampler.url: after an update the server's log-probabilities of a prompt are {apart:.3g} nats a "

@@ -16,7 +16,7 @@ from jaxpar.mesh.collectives import gather_from_islands, reduce_sum, sum_over_is
 from jaxpar.optim.outer import decode_message, encode_message, message_bytes
 
 type Rows = Float[Array, "rows ..."]
-type Parcel = Shaped[Array, "..."]
+type PackedMessage = Shaped[Array, "..."]
 """One message: the outer gradients of several weights, flattened and concatenated."""
 
 SEPARATE_STREAM = {"inlineable": "false", "_xla_stream_annotation": "1", "_xla_gpu_collective_stream": "p2p"}
@@ -26,7 +26,7 @@ estimate of the usual network allows. XLA assumes 30 ms for such a call and no t
 12.7 to 17.8 ms. The result has to be one array: XLA waits for a tuple at once. No GPU has run it."""
 
 
-def send_gradients(gradient: Sequence[Rows], message_dtype: str | None, *, beside: bool) -> list[Parcel]:
+def send_gradients(gradient: Sequence[Rows], message_dtype: str | None, *, beside: bool) -> list[PackedMessage]:
     """Send outer gradients to all islands; returns their sum, or the quantized ones of each island.
 
     Args:
@@ -36,7 +36,7 @@ def send_gradients(gradient: Sequence[Rows], message_dtype: str | None, *, besid
     """
     exchange = sum_over_islands if message_dtype is None else gather_from_islands
 
-    def send(indices: list[int], axes: frozenset[str]) -> Parcel:
+    def send(indices: list[int], axes: frozenset[str]) -> PackedMessage:
         each = [encode_message(_to_rows(gradient[index]), message_dtype).reshape(-1) for index in indices]
         parcel = jnp.concatenate(
             lax.optimization_barrier(vary(each, axes))
@@ -50,10 +50,10 @@ def send_gradients(gradient: Sequence[Rows], message_dtype: str | None, *, besid
     return [send(*one) for one in _parcels(gradient)]
 
 
-def zero_parcels(like: Sequence[Rows], message_dtype: str | None) -> list[Parcel]:
+def zero_parcels(like: Sequence[Rows], message_dtype: str | None) -> list[PackedMessage]:
     """Zeros with the shapes and types of the result of `send_gradients` for gradients `like` these."""
 
-    def zeros(indices: list[int], axes: frozenset[str]) -> Parcel:
+    def zeros(indices: list[int], axes: frozenset[str]) -> PackedMessage:
         length = sum(_length(like[index], message_dtype) for index in indices)
         empty = jnp.zeros(length) if message_dtype is None else jnp.zeros((lax.axis_size(ISLANDS), length), jnp.uint8)
         return lax.pcast(empty, tuple(axes), to="varying")
@@ -61,7 +61,7 @@ def zero_parcels(like: Sequence[Rows], message_dtype: str | None) -> list[Parcel
     return [zeros(*one) for one in _parcels(like)]
 
 
-def mean_gradients(parcels: Sequence[Parcel], like: Sequence[Rows], message_dtype: str | None) -> list[Rows]:
+def mean_gradients(parcels: Sequence[PackedMessage], like: Sequence[Rows], message_dtype: str | None) -> list[Rows]:
     """The mean over islands of the gradients in `parcels`, for gradients `like` these; sums are in float32."""
     islands, by_index = lax.axis_size(ISLANDS), dict[int, Rows]()
     for parcel, (indices, axes) in zip(parcels, _parcels(like), strict=True):
@@ -74,7 +74,7 @@ def mean_gradients(parcels: Sequence[Parcel], like: Sequence[Rows], message_dtyp
     return [by_index[index] for index in range(len(like))]
 
 
-def _sum(part: Parcel, like: Rows, message_dtype: str | None) -> Rows:
+def _sum(part: PackedMessage, like: Rows, message_dtype: str | None) -> Rows:
     if message_dtype is None:
         return part.reshape(like.shape)
     islands, (rows, elements) = len(part), _to_rows(like).shape

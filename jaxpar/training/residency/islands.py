@@ -29,7 +29,7 @@ from jaxpar.optim.outer import (
     outer_update,
 )
 from jaxpar.training.residency.fragments import Fragments, Rows, Steps, apart
-from jaxpar.training.residency.island_message import Parcel, mean_gradients, send_gradients, zero_parcels
+from jaxpar.training.residency.island_message import PackedMessage, mean_gradients, send_gradients, zero_parcels
 from jaxpar.training.residency.weight_update import Measure, Measured, UpdateFacts
 
 type Update = Callable[[TrainState, Weights, UpdateFacts], TrainState]
@@ -94,7 +94,7 @@ class IslandStep:
 
     def _beside(
         self, measure: Callable[[], Measured], gradient: Callable[[], list[Rows]], outer: OuterState, step: Steps
-    ) -> tuple[Measured, list[Parcel]]:
+    ) -> tuple[Measured, list[PackedMessage]]:
         """Forward and backward with the message of the fragment that was taken before them, if one was.
 
         A collective in a separate branch would not run beside what is outside of it, so the branches have both; there
@@ -115,7 +115,7 @@ class IslandStep:
         with jax.named_scope("outer_gradient"):
             return self._fragments.map_rows(outer_gradient, start, self._fragments.taken(end, step), step)
 
-    def _message(self, gradient: list[Rows], *, beside: bool) -> list[Parcel]:
+    def _message(self, gradient: list[Rows], *, beside: bool) -> list[PackedMessage]:
         """The outer gradients of all islands."""
         with jax.named_scope("outer_gradient"):
             return send_gradients(gradient, self._wire, beside=beside)
@@ -144,7 +144,7 @@ class IslandStep:
         return lax.cond(self._fragments.sent(step), started, nothing, master, eager)
 
     def _outer(
-        self, outer: OuterState, message: Callable[[], list[Parcel]], step: Steps, arguments: OuterArguments
+        self, outer: OuterState, message: Callable[[], list[PackedMessage]], step: Steps, arguments: OuterArguments
     ) -> OuterState:
         """The outer state after the mean outer gradient of the fragment that is taken after `step` steps, if one is."""
         nesterov = self.layout.config.islands.outer.nesterov

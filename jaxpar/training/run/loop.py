@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxpar.checkpoint.errors import is_of_file, reason
+from jaxpar.checkpoint.errors import is_file_error, reason
 from jaxpar.checkpoint.facts import MONITOR
 from jaxpar.checkpoint.processes import PATIENCE_S, gather, run_on_process_0
 from jaxpar.config.checks.run import profile_steps
@@ -51,7 +51,7 @@ def fit(trainer: Run, listeners: Iterable[Listener], progress: Progress | None =
                 everyone.failed(error)
                 raise
     except OSError as error:
-        if not is_of_file(error):
+        if not is_file_error(error):
             raise
         raise TrainingError(
             f"{named(error.filename or 'a file')} of run {trainer.config.run.name!r} cannot be used ({reason(error)}): "

@@ -36,7 +36,7 @@ def test_a_program_and_its_layout_price_each_product_and_attention_alike(
 
     with monkeypatch.context() as patched:
         patched.setattr(Device, "matmul", matmul)
-        kinds = search.timer.step(layout).program.by_kind
+        kinds = search.timer.step(layout).program.seconds_by_kind
     total: dict[str, float] = {"matmul": 0.0, "attention": 0.0}
     for cost in analysis.costs:
         for product in cost.products:

@@ -128,7 +128,7 @@ def test_without_a_delay_the_step_waits_for_a_message_in_a_branch():
     config, report = compiled(None, fragments=1, delay=0)
     row = between(report, messages=1)  # XLA joins them
     assert row.bytes / EVERY == pytest.approx(predicted_bytes(config), rel=5e-3)
-    assert row.exposed_s == pytest.approx(report.by_kind["islands"]) == pytest.approx(row.seconds)
+    assert row.exposed_s == pytest.approx(report.all_seconds_by_kind["islands"]) == pytest.approx(row.seconds)
     delayed, beside = compiled(None)
     analysis, _ = inspected(delayed, CLUSTER)
     live = [one.bytes for one in occupants(analysis.buffers, analysis.peak[0])]

@@ -51,7 +51,7 @@ COMPILED = [pytest.param(one, marks=level(one), id=one.file.stem) for one in shi
 def compiled(first: Planned) -> Verified:
     compilation = compile_step(first.config, first.cluster, timeout_s=TIMEOUT_S)
     report = report_of(Analysis(compilation, first.cluster))
-    return judged(first, report.allocated_bytes, report.fits, report.by_kind, report.notes)
+    return judged(first, report.allocated_bytes, report.fits, report.all_seconds_by_kind, report.notes)
 
 
 def cut(first: Planned, search: Search, layers: int) -> Planned:

@@ -79,7 +79,7 @@ def test_a_step_takes_its_share_of_a_message_that_is_waited_for():
     assert update == pytest.approx(timer.exchange.device.bytes_seconds(44 * weights) / 10)
     assert step.seconds == pytest.approx(alone.seconds + step.breakdown["islands"] + update)
     assert step.seconds == pytest.approx(sum(step.breakdown.values()))
-    assert step.program.by_kind["islands"] == step.breakdown["islands"]
+    assert step.program.seconds_by_kind["islands"] == step.breakdown["islands"]
     assert step.mfu / alone.mfu == pytest.approx(alone.seconds / step.seconds)
 
 

@@ -60,7 +60,7 @@ def test_parts_are_read_as_they_were_written(row: Program, tmp_path: Path):
     file = tmp_path / "parts.csv"
     write_parts({row.key: row.parts}, file)
     assert read_parts(file) == {row.key: row.parts}
-    total = sum(row.times.step.by_kind.values())
+    total = sum(row.times.step.seconds_by_kind.values())
     assert total == pytest.approx(row.times.step.seconds) and row.compute < total
 
 
@@ -93,7 +93,7 @@ def test_parts_take_what_the_report_of_their_program_states():
     times = times_of(parts, analysis.timer)
     assert times.step.compute == pytest.approx(report.compute_seconds, rel=1e-6)
     assert times.step.seconds == pytest.approx(analysis.schedule.step.seconds, rel=1e-6)
-    assert times.step.by_kind == pytest.approx(analysis.schedule.step.by_kind, rel=1e-6)
+    assert times.step.seconds_by_kind == pytest.approx(analysis.schedule.step.seconds_by_kind, rel=1e-6)
     assert {"gathers", "scatters"} <= times.needed.keys()
     assert sum(times.exposed.values()) == pytest.approx(report.exposed_seconds, rel=0.01)
 

@@ -89,7 +89,7 @@ def costs(module: Module, counts: Executions, *, attention: str | None = None) -
 def _cost(
     module: Module, op: Op, worked: tuple[Product, ...], slices: Slices, channel: str, counts: Executions
 ) -> Cost:
-    repeated = 1.0 if op.name in counts.repeated_by_xla else counts.again[op.computation] / max(counts.of(op), 1.0)
+    repeated = 1.0 if op.name in counts.repeated_by_xla else counts.again[op.computation] / max(counts.count(op), 1.0)
     vector = 0.0 if channel else _vector_flops(module, op)
     in_attention = any(part in frame.file for frame in op.frames for part in ATTENTION_SOURCES)
     if channel:
@@ -110,7 +110,7 @@ def _cost(
         vector_flops=vector,
         read_bytes=sum(slices.reads(op)),
         written_bytes=slices.writes(op),
-        executions=counts.of(op),
+        executions=counts.count(op),
     )
 
 
