@@ -134,7 +134,7 @@ class Ops:
     """The matmuls of layers, in the dtype of the arrays."""
 
     overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
-    """By group, how tensor ranks exchange the sequence; others take `PLAIN`."""
+    """By group, how tensor ranks exchange the sequence; others take `PLAIN_OVERLAP`."""
     tap: Tap | None = field(default=None, kw_only=True)
     """Called in place of each group, in a layer whose backward is split."""
 
