@@ -79,7 +79,7 @@ def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
     def function(stack: jax.Array) -> Any:
         found = coded_weights({"w": stack}, [matrix], (3, 3), None, "float32", map_rows)
         (scales,) = found.shared[WEIGHT_SCALES]["all"].groups["group"]
-        return found.weights["w"].codes, vary(scales)[None], found.observed[None]
+        return found.weights["w"].quantized, vary(scales)[None], found.observed[None]
 
     of_scales: list[str | None] = [None, None, None]
     if tensor:
@@ -105,7 +105,7 @@ def test_codes_of_squares_come_from_the_master_weights():
     stack[0, 0, 0] = 448.0
     matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), (True,))
     run = lambda w: coded_weights({"w": w}, [matrix], (1, 3), None, "bfloat16", map_rows).weights["w"]
-    codes = lambda w: run(w).codes.astype(jnp.float32)
+    codes = lambda w: run(w).quantized.astype(jnp.float32)
     split = PartitionSpec(None, "fsdp")
     found = jax.jit(mapped(codes, mesh_of(), "float32", split, split))(stack)
     np.testing.assert_array_equal(found[0].ravel(), [448.0] + [1.125] * (128 * 128 - 1))

@@ -162,7 +162,7 @@ def test_codes_and_scales_of_a_split_matrix_are_those_of_the_whole(axes: dict[st
         found = code(stack, (False, True, True))
         assert isinstance(found.weights["w"], CodedStack)
         return (
-            found.weights["w"].codes.astype(jnp.float32),
+            found.weights["w"].quantized.astype(jnp.float32),
             found.shared[WEIGHT_SCALES]["all"].groups["group"][0][None],
             found.observed[None],
         )
@@ -182,7 +182,7 @@ def test_codes_come_from_the_master_weights():
     """1.0625 and a little is above the middle of two codes; rounded to bfloat16 it is the middle, and another code."""
     row = np.full((1, 1, 16), 1.0625 + 2.0**-12, np.float32)
     row[..., 0] = 448.0
-    run = lambda w: code(w, (True,)).weights["w"].codes.astype(jnp.float32)
+    run = lambda w: code(w, (True,)).weights["w"].quantized.astype(jnp.float32)
     found = mapped(run, mesh_of(), "float32", PartitionSpec(), PartitionSpec())(row)
     np.testing.assert_array_equal(found[0, 0], [448.0] + [1.125] * 15)
 

@@ -198,9 +198,9 @@ def z_loss(logits: Logits, valid: Float[Array, " tokens"]) -> Float[Array, ""]:
 
 
 def share(loss: Loss, local: Sums, total: Sums, ranks: int) -> Float[Array, ""]:
-    """This rank's share of `loss(whole)`, of which `own` are this rank's parts of the sums.
+    """This rank's share of `loss(total)`, of which `local` are this rank's parts of the sums.
 
-    The value is an equal share. The derivative is that of the loss at `whole` with respect to `own`: no rank needs
+    The value is an equal share. The derivative is that of the loss at `total` with respect to `local`: no rank needs
     those of the others.
     """
     value, slopes = jax.value_and_grad(lambda statistics: loss(total._replace(statistics=statistics)))(

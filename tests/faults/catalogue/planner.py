@@ -53,8 +53,8 @@ PLANNER = (
         name="a_local_layer_priced_with_the_global_window",
         description="The planner times layers of every kind as those of the model without kinds.",
         file="jaxpar/cost/layer_case.py",
-        old="for kind, own in kind_models(model).items()",
-        new="for kind, own in dict.fromkeys(kind_models(model), model).items()",
+        old="for kind, kind_model in kind_models(model).items()",
+        new="for kind, kind_model in dict.fromkeys(kind_models(model), model).items()",
         caught_by=(f"{KINDS}::test_a_layer_attends_to_the_window_of_its_kind",),
     ),
     Fault(
