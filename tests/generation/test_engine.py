@@ -99,7 +99,7 @@ def test_any_order_and_company_gives_the_tokens_and_log_probabilities_of_each_al
     for seed in (1, 2):
         rng = np.random.default_rng(seed)
         order, requests = rng.permutation(REQUESTS), requests_of(0)
-        engine = generator.engine(SLOTS, CAPACITY)
+        engine = generator.engine(2 * SLOTS, CAPACITY)
         for index in order:
             engine.add(requests[index])
             other = requests_of(seed)[index]
