@@ -136,22 +136,6 @@ def test_a_prompt_is_read_once_for_all_its_answers_also_where_slots_are_few(plai
     assert_same([together], [[rows[0] for (rows,) in alone]])
 
 
-@pytest.mark.parametrize(("tokens", "read"), [(3, 4), (200, 1)])
-def test_short_prompts_that_wait_are_read_together(plain: Generator, tokens: int, read: int):
-    """One slot: a short prompt is read with the next three, which have the tokens that they have alone."""
-    prompts = np.random.default_rng(4).integers(0, VOCAB, (6, tokens)).tolist()
-    alone = [drawn_by(plain.engine(1, 256), [Request(prompt, 5)])[0] for prompt in prompts]
-    engine = plain.engine(1, 256)
-    for request in (requests := [Request(prompt, 5) for prompt in prompts]):
-        engine.add(request)
-    engine.step()
-    assert engine.waiting == 6 - read and engine.speed.prompt_tokens == read * tokens
-    engine.cancel(requests[2])
-    run_all(engine)
-    others = [index for index in range(6) if index != 2]
-    assert_same([[requests[index].rows[0].continuation()] for index in others], [alone[index] for index in others])
-
-
 def test_a_request_that_is_dropped_leaves_its_slot_to_another(plain: Generator):
     engine = plain.engine(1, CAPACITY)
     first, second, third = (Request([number], 10) for number in (1, 2, 3))
