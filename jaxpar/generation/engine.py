@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, islice
 from math import log2
 from typing import Any
 
@@ -24,10 +23,6 @@ from jaxpar.generation.programs import Programs
 from jaxpar.generation.requests import Request, Row, Speed
 from jaxpar.mesh.build import to_numpy
 from jaxpar.mesh.parameters import Weights
-
-TOGETHER, TOGETHER_TOKENS = 4, 512
-"""Prompts of a data rank that are read together while requests wait, and most tokens of them: longer prompts occupy a
-device alone, and would only delay the rows in slots."""
 
 
 class Engine:
@@ -152,20 +147,7 @@ class Engine:
             free[rank] -= self._pages.needed(self._requests[0], min(answers, room[rank]))
             chosen[rank].append(self._requests.popleft())
             room[rank] -= answers
-        if any(chosen) and not self._begun:
-            self._read_ahead(chosen)
         return chosen
-
-    def _read_ahead(self, chosen: list[list[Request]]) -> None:
-        """Add the next requests to a batch of few short prompts, to wait for slots: read with others, a prompt takes
-        less time than alone."""
-        missing = [max(0, TOGETHER - len(requests)) for requests in chosen]
-        batch = [*chain(*chosen), *islice(self._requests, sum(missing))]
-        alike = len({request.answers for request in batch}) == 1
-        short = TOGETHER * max(len(request.prompt) for request in batch) <= TOGETHER_TOKENS
-        if alike and short and len(self._requests) >= sum(missing):
-            for requests, count in zip(chosen, missing, strict=True):
-                requests += [self._requests.popleft() for _ in range(count)]
 
     def _begin(self) -> None:
         """Begin requests where slots are free: in batches of a power of four, so that few programs are compiled."""

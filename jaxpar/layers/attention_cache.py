@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
@@ -90,29 +91,32 @@ class SlotTable:
         self, q: Float[Array, "one batch heads width"], read: Read, *sinks: jax.Array
     ) -> Float[Array, "one batch heads value_width"]:
         """Attention of one token of each row, side by side as one row, over the slots."""
-        model, rows = self.model, self.rows
-        last, ranks = rows.lengths[:, None] - 1, lax.axis_size("context")
+        model, rows, ranks = self.model, self.rows, lax.axis_size("context")
+        parts = _parts(len(rows.lengths)) if self.paged else 1
+        # By length, so that few rows of a part are much shorter than its longest one.
+        order = jnp.argsort(rows.lengths) if parts > 1 else slice(None)
+        lengths = rows.lengths[order]
 
-        def page(at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def page(part: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            table, last = (x[order].reshape(parts, -1, *x.shape[1:])[part] for x in (self._pages, rows.lengths - 1))
             index = at * rows.page + jnp.arange(0, rows.page, ranks) + lax.axis_index("context")
-            index = jnp.broadcast_to(index, (len(last), rows.page // ranks))
-            ids = lax.dynamic_index_in_dim(self._pages, at, axis=1, keepdims=False)
             # A page may have numbers of an earlier row that were not finite.
-            valid = (index <= last)[:, None, :, None]
+            valid = (index <= last[:, None])[:, None, :, None]
+            ids = lax.dynamic_index_in_dim(table, at, axis=1, keepdims=False)
             keys, values = read(lambda cached: jnp.where(valid, cached[ids], jnp.zeros((), cached.dtype)))
-            return keys.swapaxes(1, 2), values.swapaxes(1, 2), index
+            return keys.swapaxes(1, 2), values.swapaxes(1, 2), jnp.broadcast_to(index, (len(last), len(index)))
 
-        def window(_: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def window(*_: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
             keys, values = read(lambda cached: cached)
             return keys.swapaxes(1, 2), values.swapaxes(1, 2), self._indices(self._window)
 
-        longest = -(-rows.lengths.max() // rows.page)
+        blocks = -(-lengths.reshape(parts, -1).max(axis=1) // rows.page) if self.paged else np.ones(1, int)
         out = tree_attention(
-            q[0], *((page, longest) if self.paged else (window, 1)),
-            mask=Mask(causal=True, window=window_of(model)), q_indices=rows.lengths - 1,
+            q[0, order], page if self.paged else window, blocks,
+            mask=Mask(causal=True, window=window_of(model)), q_indices=lengths - 1,
             scale=attention_scale(model), softcap=model.attention_softcap, sinks=sinks[0] if sinks else None,
         )  # fmt: skip
-        return vary(out)[None]
+        return vary(out if parts == 1 else out[jnp.argsort(order)])[None]
 
     @property
     def _pages(self) -> Int[Array, "batch pages"]:
@@ -134,3 +138,8 @@ class SlotTable:
         index = last - (last - at) % slots
         chunk = self.model.chunk
         return jnp.where(index >= (0 if chunk is None else last // chunk * chunk), index, EMPTY)
+
+
+def _parts(rows: int) -> int:
+    """Parts of rows that each read as many pages as their longest row has: at most four, of at least four rows."""
+    return next(parts for parts in (4, 2, 1) if rows % parts == 0 and (rows >= 4 * parts or parts == 1))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -21,8 +22,8 @@ from pallas_kernels.varying import vary_alike
 
 def tree_attention(
     q: Float[Array, "batch heads width"],
-    read: Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]],
-    blocks: int | jax.Array,
+    read: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]],
+    blocks: Int[Array, " parts"] | np.ndarray,
     *,
     mask: Mask,
     q_indices: Int[Array, " batch"],
@@ -40,12 +41,15 @@ def tree_attention(
     length - 1), and each slot the index of the token that it has or will have. A row without tokens, whose query has
     index -1, gets zeros; any number of ranks may have nothing that a row sees.
 
+    The rows are in equal parts, each of which reads as many blocks as its longest row has.
+
     Args:
         q: The query of each row, the same on all context ranks; query head h uses KV head `h // (heads / kv_heads)`.
-        read: This rank's keys [batch, part, kv_heads, width], values [batch, part, kv_heads, value_width] and indices
-            of them in their row [batch, part] in a block of the sequence, in any order; the first block is read
-            whether a row sees it or not. The new token's key is on one of the ranks.
-        blocks: Blocks that a row sees, in order; the same on all ranks.
+        read: From a part of the rows and a block of the sequence: this rank's keys [rows, slots, kv_heads, width],
+            values [rows, slots, kv_heads, value_width] and indices of them in their row [rows, slots], in any order;
+            the first part's first block is read whether a row sees it or not. The new token's key is on one of the
+            ranks.
+        blocks: Blocks that the rows of each part see, in order; the same on all ranks. An array of numpy has one 1.
         mask: What a query may see, causal for a cache that is not full; without a prefix and segments.
         q_indices: Index of each query in its row.
         scale: Factor of the scores; None means `1 / sqrt(width)`.
@@ -59,22 +63,29 @@ def tree_attention(
         ValueError: If the keys do not vary over context ranks.
     """
 
-    def attend(block: int | jax.Array) -> tuple[jax.Array, jax.Array]:
-        k, v, kv_indices = read(jnp.asarray(block))
+    parts, ends = len(blocks), blocks.cumsum()
+    queries, indices = (x.reshape(parts, -1, *x.shape[1:]) for x in (q, q_indices))
+
+    def attend(part: jax.Array, block: jax.Array) -> tuple[jax.Array, jax.Array]:
+        k, v, kv_indices = read(part, block)
+        query, q_indices = (lax.dynamic_index_in_dim(x, part, keepdims=False)[:, None] for x in (queries, indices))
         settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, 1, k.shape[1])
-        inputs: tuple = vary_alike((q[:, None], k, v, MaskInputs(q_indices[:, None], kv_indices)))
+        inputs: tuple = vary_alike((query, k, v, MaskInputs(q_indices, kv_indices)))
         out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
         return out, lse
 
-    def add(block: jax.Array, before: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        (out, lse), (other, log) = before, attend(block)
+    def add(step: jax.Array, before: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        part = (step >= ends).sum()
+        (out, lse), (other, log) = (x[part] for x in before), attend(part, step - (ends - blocks)[part])
         both = jnp.logaddexp(lse, log)
         of = lambda log: jnp.exp(log - jnp.where(both == -jnp.inf, 0.0, both))[..., None]
-        return out * of(lse) + other * of(log), both
+        return before[0].at[part].set(out * of(lse) + other * of(log)), before[1].at[part].set(both)
 
-    out, lse = attend(0)
-    if not isinstance(blocks, int) or blocks > 1:
-        out, lse = lax.fori_loop(1, blocks, add, (out, lse))
+    out, lse = attend(jnp.array(0), jnp.array(0))
+    if not isinstance(blocks, np.ndarray):
+        empty = lambda x, value: jnp.full((parts, *x.shape), value, x.dtype).at[0].set(x)
+        out, lse = lax.fori_loop(jnp.minimum(blocks[0], 1), ends[-1], add, (empty(out, 0.0), empty(lse, -jnp.inf)))
+    out, lse = out.reshape(*q.shape[:2], -1), lse.reshape(q.shape[:2])
     peak = reduce_max(lse, ("context",))
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)

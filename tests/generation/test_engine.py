@@ -99,7 +99,7 @@ def test_any_order_and_company_gives_the_tokens_and_log_probabilities_of_each_al
     for seed in (1, 2):
         rng = np.random.default_rng(seed)
         order, requests = rng.permutation(REQUESTS), requests_of(0)
-        engine = generator.engine(SLOTS, CAPACITY)
+        engine = generator.engine(2 * SLOTS, CAPACITY)
         for index in order:
             engine.add(requests[index])
             other = requests_of(seed)[index]
@@ -134,22 +134,6 @@ def test_a_prompt_is_read_once_for_all_its_answers_also_where_slots_are_few(plai
     (together,) = drawn_by(engine, [Request([5, 6, 7], 6, sampling, answers=5)])
     assert engine.speed.prompt_tokens == 3
     assert_same([together], [[rows[0] for (rows,) in alone]])
-
-
-@pytest.mark.parametrize(("tokens", "read"), [(3, 4), (200, 1)])
-def test_short_prompts_that_wait_are_read_together(plain: Generator, tokens: int, read: int):
-    """One slot: a short prompt is read with the next three, which have the tokens that they have alone."""
-    prompts = np.random.default_rng(4).integers(0, VOCAB, (6, tokens)).tolist()
-    alone = [drawn_by(plain.engine(1, 256), [Request(prompt, 5)])[0] for prompt in prompts]
-    engine = plain.engine(1, 256)
-    for request in (requests := [Request(prompt, 5) for prompt in prompts]):
-        engine.add(request)
-    engine.step()
-    assert engine.waiting == 6 - read and engine.speed.prompt_tokens == read * tokens
-    engine.cancel(requests[2])
-    run_all(engine)
-    others = [index for index in range(6) if index != 2]
-    assert_same([[requests[index].rows[0].continuation()] for index in others], [alone[index] for index in others])
 
 
 def test_a_request_that_is_dropped_leaves_its_slot_to_another(plain: Generator):

@@ -1,5 +1,6 @@
 """Tree attention over keys on 2, 4 and 8 ranks equals dense attention in float64."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -81,15 +82,19 @@ def test_a_sink_is_in_the_denominator_alone() -> None:
     assert not np.asarray(found)[4].any()
 
 
-def mapped(case: Case, sinks: np.ndarray | None = None) -> Any:
+def mapped(case: Case, sinks: np.ndarray | None = None, blocks: Sequence[int] = ()) -> Any:
+    """Attention of a case's inputs, with blocks of each part of the rows, or all blocks of all rows."""
     shape = tuple(case.sizes.get(axis, 1) for axis in AXES)
     devices = jax.devices()[: int(np.prod(shape))]
     mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, q_indices: jax.Array, kv_indices: jax.Array) -> jax.Array:
-        cut = lambda x, block: lax.dynamic_slice_in_dim(x, BLOCK * block, BLOCK, axis=1)
+        def read(part: jax.Array, block: jax.Array) -> Any:
+            rows = lambda x: x.reshape(max(1, len(blocks)), -1, *x.shape[1:])[part]
+            return tuple(lax.dynamic_slice_in_dim(rows(x), BLOCK * block, BLOCK, axis=1) for x in (k, v, kv_indices))
+
         return tree_attention(
-            q, lambda block: (cut(k, block), cut(v, block), cut(kv_indices, block)), k.shape[1] // BLOCK,
+            q, read, jnp.array(blocks or [k.shape[1] // BLOCK]),
             mask=case.mask, softcap=case.softcap, q_indices=q_indices,
             sinks=None if sinks is None else jnp.asarray(sinks),
         )  # fmt: skip
@@ -120,6 +125,21 @@ def test_output_equals_dense_attention(case: Case) -> None:
     found = jax.jit(mapped(case))(*inputs.values())
     assert error(found, expected(case, inputs)) <= TOLERANCE
     assert not np.asarray(found)[4].any(), "the row without tokens gets zeros"
+
+
+@pytest.mark.parametrize("parts", [2, 3, 6])
+def test_each_part_of_the_rows_reads_the_blocks_that_it_sees(parts: int) -> None:
+    """Rows by length, the first of which have no tokens; what lies behind the longest row of a part is not finite."""
+    case, by_length = CASES["1-rank"], np.argsort(LENGTHS)
+    inputs = {name: values[by_length] for name, values in inputs_of(case).items()}
+    blocks = -(-LENGTHS[by_length].reshape(parts, -1).max(axis=1) // BLOCK)
+    assert (blocks[0] == 0) == (parts == 6)
+    read = np.arange(LENGTH) < blocks.repeat(len(LENGTHS) // parts)[:, None] * BLOCK
+    for name in ("k", "v"):
+        inputs[name] = np.where(read[:, :, None, None], inputs[name], np.float32(np.nan))
+    inputs["k"][0, :BLOCK] = inputs["v"][0, :BLOCK] = 0.0
+    found = jax.jit(mapped(case, blocks=blocks.tolist()))(*inputs.values())
+    assert error(found, expected(case, inputs_of(case))[by_length]) <= TOLERANCE
 
 
 def test_bfloat16_is_merged_in_float32() -> None:
@@ -158,7 +178,7 @@ def test_it_makes_one_maximum_and_one_sum_of_the_bytes_in_its_docstring() -> Non
 def test_keys_that_are_the_same_on_all_ranks_are_refused() -> None:
     mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     attend = partial(tree_attention, mask=Mask(), q_indices=np.zeros(1, int))
-    function = lambda q, k, v: attend(q, lambda _: (k, v, jnp.zeros((1, 4), int)), 1)
+    function = lambda q, k, v: attend(q, lambda *_: (k, v, jnp.zeros((1, 4), int)), np.ones(1, int))
     whole = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
     with refused("reduce_sum", "all ranks", "['context']", error=ValueError):
         jax.make_jaxpr(whole)(np.zeros((1, 2, 8)), np.zeros((1, 4, 1, 8)), np.zeros((1, 4, 1, 8)))
