@@ -7,9 +7,8 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-
 ABSENT = object()
-"""In place of a result."""
+"""Marks a key without a result."""
 
 
 class Memo(dict[Hashable, Any]):

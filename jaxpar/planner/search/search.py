@@ -226,22 +226,22 @@ class Search:
                 yield bound, partial(self._schedules, group, own, floor, layers)
 
     def _schedules(self, group: Group, choice: Choice, floor: float, layers: float) -> Iterator[Child]:
+        schedules = self.space.schedules(group.pipe, self.bounds.microbatches(group))
+        every = [choice._replace(schedule=name, virtual_stages=virtual) for name, virtual in schedules]
+        if choice.optimizer_offload and self.bounds.alike and False in self.space.offloads():
+            # Where all fits beside the state, with that on the host it would only be slower.
+            beside = lambda own: self.activations(group, own._replace(optimizer_offload=False))
+            every = [own for own in every if not beside(own).fits_at_once]
+            if not every:
+                return
         least = self.bounds.bare(group, choice._replace(context_strategy="allgather")).least()
         if least.device - least.saved_activations > self.usable:
             self.effort.too_large += 1
             return
-        for schedule, virtual in self.space.schedules(group.pipe, self.bounds.microbatches(group)):
-            own = choice._replace(schedule=schedule, virtual_stages=virtual)
-            if choice.optimizer_offload and self._saves_all(group, own._replace(optimizer_offload=False)):
-                continue  # with the state on the host it would only be slower
+        for own in every:
             self.effort.bounded += 1
             node = lambda own=own: self._simulated(self.activations(group, own))
             yield self.bounds.of_schedule(group, own, floor, layers), node
-
-    def _saves_all(self, group: Group, choice: Choice) -> bool:
-        """Whether a choice of the space fits as fast as it can be, on hosts of one kind, whose stages are as equal as
-        can be."""
-        return self.bounds.alike and False in self.space.offloads() and self.activations(group, choice).fits_at_once
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[Child]:
         if key_of(activations.group, activations.choice.schedule) in self._chosen:

@@ -127,16 +127,16 @@ class Space:
 
     def nearest(self) -> Counter[frozenset[str]]:
         """The smallest sets of rules that groups break, and how many groups each set alone excludes."""
-        found: Counter[frozenset[str]] = Counter()
+        excluded: Counter[frozenset[str]] = Counter()
         for sizes in splits(self.cluster.devices, [divisors(self.cluster.devices)] * len(self.axes)):
             named = dict(zip(self.axes, sizes, strict=True))
             broken = [*chain(*starmap(self._broken_by_axis, named.items())), *self._broken_together(named)]
             rows = max(1, self.config.data.batch_size // _data(named))
             for microbatch in divisors(rows):
                 group = Group(**named, microbatch=microbatch)
-                found[frozenset((*broken, *self._microbatch_broken(group, rows // microbatch)))] += 1
-        least = min(map(len, found))
-        return Counter({rules: number for rules, number in found.items() if len(rules) == least})
+                excluded[frozenset((*broken, *self._microbatch_broken(group, rows // microbatch)))] += 1
+        least = min(map(len, excluded))
+        return Counter({rules: number for rules, number in excluded.items() if len(rules) == least})
 
     @cached_property
     def _known(self) -> Memo:
@@ -339,16 +339,16 @@ def _data(sizes: Mapping[str, int]) -> int:
     return sizes["replica"] * sizes["fsdp"] * sizes.get("expert", 1)
 
 
-def splits(number: int, allowed: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """Every ordered factorization of `number` into factors of which each is among those `allowed` in its place."""
+def splits(devices: int, allowed: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """Every ordered factorization of `devices` into factors of which each is among those `allowed` in its place."""
     first, *others = allowed
     if not others:
-        if number in first:
-            yield (number,)
+        if devices in first:
+            yield (devices,)
         return
     for factor in first:
-        if number % factor == 0:
-            for rest in splits(number // factor, others):
+        if devices % factor == 0:
+            for rest in splits(devices // factor, others):
                 yield (factor, *rest)
 
 

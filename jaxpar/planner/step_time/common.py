@@ -26,8 +26,6 @@ OF_LAYERS = (
     "expert_loop", "state_messages",
 )  # fmt: skip
 """Fields of a layout that decide the time of a layer."""
-
-
 of_layers = attrgetter(*OF_LAYERS)
 
 

@@ -55,8 +55,8 @@ class Step:
         )  # fmt: skip
         self.passed = where.made.of(("passed", *same), lambda: self._all_passed(layout))
         """A layer of each sort."""
-        of_ends = layout.pipe, layout.devices, layout.shared_ends, self.microbatches
-        self.pieces, self.work = where.made.of(("microbatches", *of_ends, *same), self._microbatches)
+        same += layout.pipe, layout.devices, layout.shared_ends, self.microbatches
+        self.pieces, self.work = where.made.of(("microbatches", *same), self._microbatches)
         once = Once(where, layout, self.layers, self.slots, self.messages)
         self.once = {"data": once.data(), "optimizer": once.optimizer()}
         """Seconds by part that come once a step, after the pipeline."""

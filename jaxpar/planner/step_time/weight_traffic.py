@@ -7,7 +7,6 @@ from typing import Annotated
 
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layout import Layout
-from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.sources import derived
 from jaxpar.layout.choices.pipeline import holds
 from jaxpar.mesh.quantized.transport import Transport, hpz_ranks
@@ -50,42 +49,25 @@ class DataMessages:
 
     def __init__(self, where: Common, layout: Layout, item: float):
         """`item` is the bytes of a stored weight."""
-        self.where, self.layout, self.item = where, layout, item
+        self.layout = layout
         own = layout.wire
         shards = layout.fsdp * layout.expert * layout.context
         self.shards = where.messages(own, shards, layout.tensor, item)
+        self.data = where.messages(own, layout.data * layout.context, layout.tensor, item)
         self.replicas = where.messages(own, layout.replica, shards * layout.tensor, item)
+        self.replica_weights = where.messages(own.exact, layout.replica, shards * layout.tensor, item)
         # Experts lie over `expert`, and their gradients are summed over the other data ranks only.
-        apart = layout.expert * layout.tensor
-        self.expert_shards = where.messages(self._expert_wire, layout.fsdp * layout.context, apart, item)
+        apart, wire = layout.expert * layout.tensor, self._expert_wire()
+        self.expert_shards = where.messages(wire, layout.fsdp * layout.context, apart, item)
+        self.expert_data = where.messages(wire, layout.replica * layout.fsdp * layout.context, apart, item)
 
-    @property
-    def data(self) -> WireMessages:
-        """Over all data ranks."""
-        layout = self.layout
-        return self.where.messages(layout.wire, layout.data * layout.context, layout.tensor, self.item)
-
-    @property
-    def expert_data(self) -> WireMessages:
-        """Over the data ranks that have the same experts."""
-        layout = self.layout
-        ranks, apart = layout.replica * layout.fsdp * layout.context, layout.expert * layout.tensor
-        return self.where.messages(self._expert_wire, ranks, apart, self.item)
-
-    @property
-    def replica_weights(self) -> WireMessages:
-        """Weights over replicas, exact."""
-        replicas = self.replicas
-        return self.where.messages(self.layout.wire.exact, replicas.ranks, replicas.stride, self.item)
-
-    @property
     def _expert_wire(self) -> Transport:
         """How weights of experts travel: their hpZ shard has the neighbours that share an expert, if any."""
         layout, wire = self.layout, self.layout.wire
         sizes = {"fsdp": layout.fsdp, "expert": layout.expert, "context": layout.context}
         hpz = hpz_ranks(wire.hpz, sizes, ("expert",))
         assert hpz is not None, "neighbours that are whole ranks of an axis"
-        return wire if hpz == wire.hpz else replace(wire, hpz=hpz)
+        return replace(wire, hpz=hpz)
 
     def of_layers(self, case: LayerCase, layers: int = 1) -> tuple[float, float]:
         """Seconds for so many layers of a case, whose weights are sharded, in a microbatch: gathered, forward and as
