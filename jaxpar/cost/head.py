@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from jaxpar.config.schema import ModelConfig
@@ -26,7 +25,6 @@ PASSES: Annotated[float, derived("programs of XLA:GPU, which fuse casts to float
 """Bytes that the loss moves for each logit, forward and again backward, beside the matmuls' own traffic."""
 
 
-@lru_cache(maxsize=50_000)
 def head_time(case: LayerCase, vocab: int, device: Device, network: Network, ends: int = 1) -> tuple[Work, Work]:
     """Output head and loss, forward and backward: the head's matmul, and the logits in memory.
 

@@ -34,13 +34,11 @@ def host_points(costs: LayerCosts) -> list[Point]:
     size = lambda names: sum(costs.sizes[name] for name in names)
     hidden = costs.host_bandwidth * costs.forward_seconds
     points: dict[tuple[int, int, int], Point] = {}
-    steps = _sort_by_value(costs)
+    steps, inside = _sort_by_value(costs), hidden_names()
     for end in range(len(steps) + 1):
         treatments: dict[str, Treatment] = dict.fromkeys(costs.sizes, "recompute")
         treatments |= dict.fromkeys((LAYER_INPUT, *(name for step in steps[:end] for name in step)), "save")
-        movable = [
-            step for step in steps[:end] if not any(is_attention_core(name) or name in hidden_names() for name in step)
-        ]
+        movable = [step for step in steps[:end] if not any(is_attention_core(name) or name in inside for name in step)]
         windows = [movable[first:last] for first, last in combinations(range(len(movable) + 1), 2)]
         for window in [(), *windows]:
             for moved in (window, [(LAYER_INPUT,), *window]):
@@ -101,7 +99,8 @@ def cheapest_with_host(
             refused.append(error)
             continue
         each = zip(slots, (treatments for layers, treatments in runs for _ in range(layers)), strict=True)
-        choices.append((sum(point_of(costs[kind], treatments).picoseconds for kind, treatments in each), runs))
+        alike = ((point_of(costs[kind], treatments), own) for (kind, treatments), own in groupby(each))
+        choices.append((sum(len(list(own)) * point.picoseconds for point, own in alike), runs))
     if not choices:
         raise min(refused, key=lambda error: error.least_bytes)
     return min(choices, key=lambda choice: choice[0])[1]

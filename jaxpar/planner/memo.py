@@ -7,15 +7,19 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+ABSENT = object()
+"""Marks a key without a result."""
+
 
 class Memo(dict[Hashable, Any]):
     """Results by what they depend on."""
 
     def of[Result](self, key: Hashable, make: Callable[[], Result]) -> Result:
         """The result of a key, made on first use."""
-        if key not in self:
-            self[key] = make()
-        return self[key]
+        result = self.get(key, ABSENT)
+        if result is ABSENT:
+            result = self[key] = make()
+        return result
 
 
 @contextmanager

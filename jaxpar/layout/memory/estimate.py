@@ -304,7 +304,8 @@ class MemoryModel:
 
 def _units(sizes: Mapping[str, int], runs: Sequence[LayerRun], tiles: int) -> Units:
     """Bytes that the layers of one kind in a chunk save and make."""
-    made = {name: size // (tiles if name in hidden_names() else 1) for name, size in sizes.items()}
+    hidden = hidden_names() if tiles > 1 else ()
+    made = {name: size // (tiles if name in hidden else 1) for name, size in sizes.items()}
     least = lambda of: min(sum(n for name, n in of.items() if run.activations[name] == "save") for run in runs)
     in_transit = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)
     return Units(

@@ -84,7 +84,7 @@ class Bounds:
     def _of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
         activations = self.bare(group, Choice(self.space.zeros(group)[0], strategy))
         if not self.alike:
-            floor = self.timer.floor(activations.layout("none")).breakdown
+            floor = self.timer.floor(activations.layout("none"))
             work = sum(floor[name] for name in GROUP_PARTS)
             return work + self.wait(group, max(0.0, work - self._head(group, shared_ends)), shared_ends)
         layer, _ = self._layer_work(group, activations)
@@ -96,18 +96,18 @@ class Bounds:
         """The bounds of a step, and of the layers of a rank, in a pipeline that never waits."""
         floor = self.timer.floor(self.bare(group, choice).layout("none"))
         # Chunks that are held are gathered once for all microbatches.
-        held = floor.breakdown["data"] if choice.zero == 3 else 0.0
+        held = floor["data"] if choice.zero == 3 else 0.0
         head = self._head(group, choice.shared_ends) if group.pipe > 1 else 0.0
-        return floor.seconds - held, max(0.0, sum(floor.breakdown[name] for name in GROUP_PARTS) - head)
+        return sum(floor.values()) - held, max(0.0, sum(floor[name] for name in GROUP_PARTS) - head)
 
     def of_schedule(self, group: Group, choice: Choice, floor: float, layers: float) -> float:
         """The bound of a schedule of a choice of which `of_choice` is (floor, layers)."""
         family = SCHEDULES[choice.schedule]
         if choice.zero == 3 and self.alike and not holds(choice.schedule, choice.virtual_stages, 3, group.shards):
-            plain = choice._replace(virtual_stages=family.virtual_stages[0])
-            exact = lambda: self.timer.floor(self.activations(group, plain).layout("none")).seconds
+            plain = choice._replace(virtual_stages=family.virtual_stages[0], optimizer_offload=False)
+            exact = lambda: sum(self.timer.floor(self.activations(group, plain).layout("none")).values())
             # Messages of weights do not depend on the rest of a schedule.
-            key = group, choice._replace(schedule="", virtual_stages=1), family.splits_backward
+            key = group, plain._replace(schedule="", virtual_stages=1), family.splits_backward
             floor = self._here.of(key, exact)
         of_layers, of_ends, of_chunks = self._waits(group, layers, choice.shared_ends)
         share = _share_waited(choice.schedule, choice.virtual_stages)
@@ -198,4 +198,4 @@ def _share_waited(schedule: str, virtual_stages: int) -> float:
 
 def _alike(group: Group) -> Group:
     """The same for groups that split their data ranks otherwise over replica and fsdp: no layer depends on that."""
-    return group._replace(replica=group.replica * group.fsdp, fsdp=1)
+    return Group(group.pipe, group.replica * group.fsdp, 1, *group[3:])

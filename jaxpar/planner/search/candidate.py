@@ -11,6 +11,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import MemoryEstimate
 from jaxpar.layout.plan_file import PlanFile
 from jaxpar.planner.search.asked import never_measured
+from jaxpar.planner.search.space import Group
 from jaxpar.planner.search.stage_groups import StagesOfGroup, ranks_of, stages_by_group
 from jaxpar.planner.step_time.interval import PUBLISHED, Spread
 from jaxpar.planner.step_time.model import StepTime
@@ -31,13 +32,17 @@ class Candidate:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The parts that distinguish layouts for a user; how data ranks split into fsdp and replica is a detail."""
-        own = self.layout
-        return own.pipe, own.data, own.expert, own.context, own.tensor, own.microbatch, own.schedule
+        """The parts that distinguish layouts for a user."""
+        return key_of(self.layout, self.layout.schedule)
 
     def slower(self, factor: float) -> Candidate:
         """The same layout on a system that takes so many times the predicted seconds."""
         return replace(self, time=self.time.times(factor))
+
+
+def key_of(sizes: Layout | Group, schedule: str) -> tuple[object, ...]:
+    """The key of candidates of a schedule; how data ranks split into fsdp and replica is a detail."""
+    return sizes.pipe, sizes.data, sizes.expert, sizes.context, sizes.tensor, sizes.microbatch, schedule
 
 
 @dataclass(frozen=True)

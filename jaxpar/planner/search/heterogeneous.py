@@ -61,31 +61,30 @@ class StepTimer:
             return _Stages(self, layout, kinds, networks).step()
         return self.steps(network=None if networks is None else networks[0]).time(layout)
 
-    def floor(self, layout: Layout) -> StepTime:
-        """A lower bound over its schedules: a pipeline that never waits.
+    def floor(self, layout: Layout) -> dict[str, float]:
+        """Seconds by part of a lower bound over its schedules: a pipeline that never waits.
 
         Where hosts differ, that of the slowest kind if all chunks are as long as the longest, and else of the fastest
         with as many layers more as the others take longer, the head aside: no lengths of stages are faster.
         """
         kinds = self.kinds(layout)
         if not kinds:
-            return self.steps().time(layout, waits=False)
-        times = [self.steps(group=kind).time(layout, waits=False) for kind in kinds]
-        fast = min(times, key=lambda time: time.seconds)
+            return self.steps().floor(layout)
+        times = [self.steps(group=kind).floor(layout) for kind in kinds]
+        fast = min(times, key=_total)
         if self.model.pattern is not None:  # chunks of the slowest GPUs may have the shortest layers
             return fast
         if why_padded(layout) is not None and self.model.layers % len(ranks_of(layout)) == 0:
-            return max(times, key=lambda time: time.seconds)
+            return max(times, key=_total)
         heads = [self.steps(group=kind).layers(layout).head(1).seconds for kind in kinds]
         microbatches = layout.microbatches(self.global_batch)
-        sums = [sum(time.breakdown[name] for name in PER_LAYER) for time in times]
+        sums = [sum(time[name] for name in PER_LAYER) for time in times]
         works = [work - microbatches * head / layout.pipe for work, head in zip(sums, heads, strict=True)]
         hosts = [kind.hosts for kind in kinds]
         even = sum(hosts) / sum(number / work for number, work in zip(hosts, works, strict=True))
         scale = even / sums[times.index(fast)]
-        spent = {name: min(time.breakdown[name] for time in times) for name in fast.breakdown}
-        spent |= {name: scale * fast.breakdown[name] for name in PER_LAYER}
-        return replace(fast, seconds=sum(spent.values()), breakdown=spent)
+        spent = {name: min(time[name] for time in times) for name in fast}
+        return spent | {name: scale * fast[name] for name in PER_LAYER}
 
     def steps(self, group: Group | None = None, network: Network | None = None) -> Steps:
         """The steps of the model if all hosts were of one group; None for all hosts."""
@@ -152,7 +151,8 @@ class _Stages:
     def step(self) -> StepTime:
         """The step of the slowest kind, which all wait for."""
         layout = replace(self.layout, stage_layers=chunk_lengths(self.timer.model, self.layout))
-        return self.timer.steps().priced(*max(self.of_kinds(layout), key=_seconds), layout.devices)
+        slowest = max(self.of_kinds(layout), key=lambda of_kind: _total(of_kind[0]))
+        return self.timer.steps().priced(*slowest, layout.devices)
 
     def chunks(self, layout: Layout, parts: Sequence[Step]) -> list[Chunk]:
         """Each chunk on its kind of hosts, in the order of the model."""
@@ -185,11 +185,11 @@ class _Stages:
 
     def _seconds(self, lengths: Lengths) -> float:
         layout = replace(self.layout, stage_layers=lengths)
-        return max(map(_seconds, self.of_kinds(layout)))
+        return max(_total(spent) for spent, _ in self.of_kinds(layout))
 
 
-def _seconds(step: Spent) -> float:
-    return sum(step[0].values())
+def _total(spent: Mapping[str, float]) -> float:
+    return sum(spent.values())
 
 
 def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:

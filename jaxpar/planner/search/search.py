@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, product, takewhile
 from typing import Annotated
 
@@ -39,11 +39,11 @@ from jaxpar.planner.memo import Memo, no_collection
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.asked import ACTIVATIONS
 from jaxpar.planner.search.bounds import Bounds
-from jaxpar.planner.search.candidate import Candidate, Effort, Planned
+from jaxpar.planner.search.candidate import Candidate, Effort, Planned, key_of
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.nothing_fits import nothing_fits_message
 from jaxpar.planner.search.space import Choice, Group, Space
-from jaxpar.planner.settings import config_of, plan_on
+from jaxpar.planner.settings import ONE_STAGE, config_of, plan_on
 from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.planner.step_time.update import Update, update_of
 
@@ -75,6 +75,8 @@ class Search:
     _wanted: int = 1
     _keys: set[tuple[object, ...]] = field(default_factory=set)
     """Layouts that were met, by what distinguishes them for a user."""
+    _chosen: dict[tuple[object, ...], Planned] = field(default_factory=dict)
+    """The best layouts until now: slower ones of the same key are not searched."""
 
     @property
     def cluster(self) -> Cluster:
@@ -138,7 +140,7 @@ class Search:
         """
         if not is_cpu(self.cluster):
             check_matmul_units(self.space.config, DescribedGPU.from_gpu(self.cluster.gpu))
-        chosen: dict[tuple[object, ...], Planned] = {}
+        chosen = self._chosen = {}
         self._wanted = number
         with no_collection():
             for one in self.by_time():
@@ -213,31 +215,37 @@ class Search:
     # ---- nodes
 
     def _choices(self, group: Group, strategy: str, shared_ends: bool) -> Iterator[Child]:
+        if key_of(group, ONE_STAGE) in self._chosen:
+            return
         for zero in self.space.zeros(group):
+            self.effort.bounded += 1
             first, *others = (Choice(zero, strategy, shared_ends, offload) for offload in self.space.offloads())
-            ((bound, node),) = self._bounded(group, first)
-            yield bound, node
-            for own in others:  # state on the host only adds copies
-                yield bound, lambda own=own: self._bounded(group, own)
-
-    def _bounded(self, group: Group, choice: Choice) -> Iterator[Child]:
-        self.effort.bounded += 1
-        floor, layers = self.bounds.of_choice(group, choice)
-        bound = floor + self.bounds.wait(group, layers, choice.shared_ends)
-        yield bound, lambda: self._schedules(group, choice, floor, layers)
+            floor, layers = self.bounds.of_choice(group, first)
+            bound = floor + self.bounds.wait(group, layers, shared_ends)
+            for own in (first, *others):  # state on the host only adds copies
+                yield bound, partial(self._schedules, group, own, floor, layers)
 
     def _schedules(self, group: Group, choice: Choice, floor: float, layers: float) -> Iterator[Child]:
+        schedules = self.space.schedules(group.pipe, self.bounds.microbatches(group))
+        every = [choice._replace(schedule=name, virtual_stages=virtual) for name, virtual in schedules]
+        if choice.optimizer_offload and self.bounds.alike and False in self.space.offloads():
+            # Where all fits beside the state, with that on the host it would only be slower.
+            beside = lambda own: self.activations(group, own._replace(optimizer_offload=False))
+            every = [own for own in every if not beside(own).fits_at_once]
+            if not every:
+                return
         least = self.bounds.bare(group, choice._replace(context_strategy="allgather")).least()
         if least.device - least.saved_activations > self.usable:
             self.effort.too_large += 1
             return
-        for schedule, virtual in self.space.schedules(group.pipe, self.bounds.microbatches(group)):
-            own = choice._replace(schedule=schedule, virtual_stages=virtual)
+        for own in every:
             self.effort.bounded += 1
             node = lambda own=own: self._simulated(self.activations(group, own))
             yield self.bounds.of_schedule(group, own, floor, layers), node
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[Child]:
+        if key_of(activations.group, activations.choice.schedule) in self._chosen:
+            return
         least = activations.least()
         moved = least.saved_activations if activations.may_offload else 0  # all of it could go to the host
         if least.device - moved > self.usable:

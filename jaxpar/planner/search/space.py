@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, starmap
 from typing import Annotated, NamedTuple
 
 from jaxpar.attention.ulysses import exchanges
@@ -32,6 +32,8 @@ SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
 """Axes that a cluster is split over; for a dense model, expert is fsdp by another name."""
 SPLIT_OF_EXPERTS = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
 """Axes of a model with experts."""
+DATA = ("replica", "fsdp", "expert")
+"""Axes that split the rows of a step."""
 ALL_GATHER = "all_gather"
 """The exchange that sends all tokens to all expert ranks."""
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
@@ -102,23 +104,39 @@ class Space:
 
     def groups(self) -> list[Group]:
         """Every group that the rules of a configuration allow, by axis sizes and microbatch."""
-        return [group for group, broken in self._all() if not any(broken)]
+        batch = self.config.data.batch_size
+        allowed = [
+            [
+                size
+                for size in divisors(self.cluster.devices)
+                if not (name in DATA and batch % size) and not any(self._broken_by_axis(name, size))
+            ]
+            for name in self.axes
+        ]
+        groups = []
+        for sizes in splits(self.cluster.devices, allowed):
+            named = dict(zip(self.axes, sizes, strict=True))
+            if any(self._broken_together(named)):
+                continue
+            rows = batch // _data(named)
+            for microbatch in divisors(rows):
+                group = Group(**named, microbatch=microbatch)
+                if not any(self._microbatch_broken(group, rows // microbatch)):
+                    groups.append(group)
+        return groups
 
     def nearest(self) -> Counter[frozenset[str]]:
         """The smallest sets of rules that groups break, and how many groups each set alone excludes."""
-        found = Counter(frozenset(broken) for _, broken in self._all())
-        least = min(map(len, found))
-        return Counter({rules: number for rules, number in found.items() if len(rules) == least})
-
-    def _all(self) -> Iterator[tuple[Group, Iterator[str]]]:
-        """Every group of all devices, and the rules that it breaks."""
-        for sizes in splits(self.cluster.devices, len(self.axes)):
-            named: dict[str, int] = dict(zip(self.axes, sizes, strict=True))
-            broken = list(self._broken(named))
+        excluded: Counter[frozenset[str]] = Counter()
+        for sizes in splits(self.cluster.devices, [divisors(self.cluster.devices)] * len(self.axes)):
+            named = dict(zip(self.axes, sizes, strict=True))
+            broken = [*chain(*starmap(self._broken_by_axis, named.items())), *self._broken_together(named)]
             rows = max(1, self.config.data.batch_size // _data(named))
             for microbatch in divisors(rows):
                 group = Group(**named, microbatch=microbatch)
-                yield group, chain(broken, self._microbatch_broken(group, rows // microbatch))
+                excluded[frozenset((*broken, *self._microbatch_broken(group, rows // microbatch)))] += 1
+        least = min(map(len, excluded))
+        return Counter({rules: number for rules, number in excluded.items() if len(rules) == least})
 
     @cached_property
     def _known(self) -> Memo:
@@ -213,26 +231,38 @@ class Space:
     def _number(self, name: str) -> int | None:
         return int(self.fixed[name]) if name in self.fixed else None
 
-    def _broken(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Rules that axis sizes break."""
-        if self.config.data.batch_size % _data(sizes):
-            split = "replica, fsdp and expert" if EXPERT in self.axes else "replica and fsdp"
-            yield f"data.batch_size ({self.config.data.batch_size}) over {split}"
-        for name, size in sizes.items():
-            if name in self.fixed and size != self._number(name):
-                yield f"--fix {name}={self.fixed[name]}"
-        yield from self._broken_by_shape(sizes)
-        if EXPERT in self.axes:
-            yield from self._broken_by_experts(sizes)
+    def _broken_by_axis(self, name: str, size: int) -> Iterator[str]:
+        """Rules that the size of one axis breaks."""
+        model = self.config.model
+        if name in self.fixed and size != self._number(name):
+            yield f"--fix {name}={self.fixed[name]}"
+        if name == "pipe" and size > model.layers:
+            yield f"model.layers ({model.layers}) over pipe"
+        if name == "tensor":
+            yield from broken_by_tensor(model, size)
+        if name == EXPERT:
+            if EXPERT in self.avoided and size > 1:
+                yield f"--avoid {EXPERT}"
+            for kind, own in kind_models(model).items():
+                if own.experts is not None and own.experts.count % size:
+                    yield f"{key_of(kind, 'experts')}.count ({own.experts.count}) over expert"
 
-    def _broken_by_experts(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Broken rules of a model with experts."""
-        if EXPERT in self.avoided and sizes["expert"] > 1:
-            yield f"--avoid {EXPERT}"
-        for kind, own in kind_models(self.config.model).items():
-            if own.experts is not None and own.experts.count % sizes["expert"]:
-                yield f"{key_of(kind, 'experts')}.count ({own.experts.count}) over expert"
-        yield from self._broken_by_exchange(sizes)
+    def _broken_together(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Rules that several axes break together."""
+        data = self.config.data
+        pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
+        if data.batch_size % _data(sizes):
+            split = "replica, fsdp and expert" if EXPERT in self.axes else "replica and fsdp"
+            yield f"data.batch_size ({data.batch_size}) over {split}"
+        if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
+            yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
+        if not self.ends(pipe, tensor):
+            yield self._broken_by_shared_ends(pipe, tensor)
+        crosses = self._crosses_kinds(sizes)
+        if crosses is not None:
+            yield crosses
+        if EXPERT in self.axes:
+            yield from self._broken_by_exchange(sizes)
 
     def _broken_by_exchange(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """Broken rules of the exchange of tokens, as `parallel.experts` asks for it."""
@@ -254,21 +284,6 @@ class Space:
             if own.experts and exchange_of(asked, own.experts, room, sizes["expert"], sizes["tensor"])[0] == ALL_GATHER:
                 yield f"{key} another exchange than {ALL_GATHER}"
                 return
-
-    def _broken_by_shape(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Broken rules of the axes that split a model or a row."""
-        model, data = self.config.model, self.config.data
-        pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
-        yield from self._known.of(("tensor", tensor), lambda: list(broken_by_tensor(model, tensor)))
-        if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
-            yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
-        if pipe > model.layers:
-            yield f"model.layers ({model.layers}) over pipe"
-        if not self.ends(pipe, tensor):
-            yield self._broken_by_shared_ends(pipe, tensor)
-        crosses = self._crosses_kinds(sizes)
-        if crosses is not None:
-            yield crosses
 
     def _crosses_kinds(self, sizes: Mapping[str, int]) -> str | None:
         """Where hosts differ, all devices of a stage are of one kind: only pipeline edges cross (Holmes).
@@ -324,14 +339,17 @@ def _data(sizes: Mapping[str, int]) -> int:
     return sizes["replica"] * sizes["fsdp"] * sizes.get("expert", 1)
 
 
-def splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every ordered factorization of `number` into so many factors."""
-    if parts == 1:
-        yield (number,)
+def splits(devices: int, allowed: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """Every ordered factorization of `devices` into factors of which each is among those `allowed` in its place."""
+    first, *others = allowed
+    if not others:
+        if devices in first:
+            yield (devices,)
         return
-    for first in divisors(number):
-        for rest in splits(number // first, parts - 1):
-            yield (first, *rest)
+    for factor in first:
+        if devices % factor == 0:
+            for rest in splits(devices // factor, others):
+                yield (factor, *rest)
 
 
 def divisors(number: int) -> list[int]:

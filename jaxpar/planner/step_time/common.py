@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from math import log2
+from operator import attrgetter
 
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
@@ -26,11 +26,7 @@ OF_LAYERS = (
     "expert_own_rows", "expert_loop", "state_messages",
 )  # fmt: skip
 """Fields of a layout that decide the time of a layer."""
-
-
-def values(layout: Layout, names: Iterable[str]) -> tuple[Hashable, ...]:
-    """Fields of a layout."""
-    return tuple(getattr(layout, name) for name in names)
+of_layers = attrgetter(*OF_LAYERS)
 
 
 class Common:
@@ -58,14 +54,15 @@ class Common:
         self.network = network_of(cluster, self.hardware) if network is None else network
         self.clock = Clock(self.hardware.overlap_slowdown)
         self._routes = any(own.experts is not None for own in kind_models(model).values())
-        self._made = Memo()
+        self.made = Memo()
+        """Results by what they depend on."""
 
     def layers(self, layout: Layout) -> Layers:
         """The layers of a layout, and its head; ranks that share experts are data ranks of a model without."""
         own = layout if self._routes else replace(layout, expert=1)
         of_amax = None if own.matmul_quantization is None else layout.devices // layout.pipe
-        key = Layers, *values(own, OF_LAYERS), of_amax
-        return self._made.of(
+        key = Layers, of_layers(own), of_amax
+        return self.made.of(
             key, lambda: Layers(self.model, self.sequence, own, self.device, self.network, self.update.lora)
         )
 
@@ -74,18 +71,18 @@ class Common:
         return max(1, layout.microbatches(self.batch))
 
     def ring(self, ranks: int, stride: int) -> Ring:
-        """Does the same as `Network.ring`."""
-        return self._made.of((Ring, ranks, stride), lambda: self.network.ring(ranks, stride))
+        """Like `Network.ring`."""
+        return self.made.of((Ring, ranks, stride), lambda: self.network.ring(ranks, stride))
 
     def sum_over_stages(self, devices: int, pipe: int, size: float) -> float:
         """Seconds of a sum of `size` bytes over the stages of a pipeline of so many devices."""
-        ring = self._made.of(("stages", devices, pipe), lambda: self.network.stages(devices // pipe, pipe))
+        ring = self.made.of(("stages", devices, pipe), lambda: self.network.stages(devices // pipe, pipe))
         return ring.reduce(size)
 
     def messages(self, wire: Transport, ranks: int, stride: int, item: float) -> WireMessages:
         """Messages of weights and gradients over so many ranks; `item` is the bytes of a stored weight."""
         key = wire, ranks, stride, item
-        return self._made.of(key, lambda: WireMessages(self.network, *key))
+        return self.made.of(key, lambda: WireMessages(self.network, *key))
 
     def jitter(self, devices: int) -> float:
         """Ratio of the step of so many devices to that of one host, from waiting for the slowest host."""

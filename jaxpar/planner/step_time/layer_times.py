@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from jaxpar.config.kinds import kind_counts, layer_kinds
@@ -83,7 +84,7 @@ class Layers:
         self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
         """Weights that are stored as codes of 8 bits; without experts."""
         self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
-        self.head: Callable[[int], Work] = lambda ends: total(head_time(self.case, vocab, device, network, ends))
+        self.head: Callable[[int], Work] = cache(lambda ends: total(head_time(self.case, vocab, device, network, ends)))
         """Head and loss of a microbatch, forward and backward, on a device; so many pipeline ranks share them."""
         self._again: dict[tuple[Remat, Kinds], dict[Sort, Work]] = {}
 

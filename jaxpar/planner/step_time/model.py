@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel
@@ -19,7 +20,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.adaptation import adaptation
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.step_time.chunks import chunk_lengths, kinds_of_slots
-from jaxpar.planner.step_time.common import OF_LAYERS, Common, values
+from jaxpar.planner.step_time.common import OF_LAYERS, Common
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import ADAMW, Update
 from jaxpar.planner.step_time.weight_traffic import holds_chunks, reduces_with_weights
@@ -50,9 +51,9 @@ class StepTime:
         return StepTime(seconds, breakdown, program, faster * self.tokens_per_s_per_gpu, faster * self.mfu)
 
 
-OF_STEP = (
+of_step = attrgetter(
     *OF_LAYERS, "pipe", "replica", "fsdp", "zero", "remat", "offload_fraction", "optimizer_offload", "resident_state",
-    "wire", "shard_state", "embedding_messages",
+    "wire", "shard_state", "embedding_messages", "shared_ends",
 )  # fmt: skip
 """Fields of a layout that decide the parts of its step, with what the schedule changes of them."""
 
@@ -66,11 +67,16 @@ class Steps(Common):
         pairs = causal_pairs(self.model, tokens, self.sequence)
         return flops_per_step(self.model, tokens, pairs, self.vocab, adaptation(self.update.lora))
 
-    def time(self, layout: Layout, *, waits: bool = True) -> StepTime:
-        """The step of a layout; with `waits` false, of a pipeline in which no rank ever waits."""
+    def time(self, layout: Layout) -> StepTime:
+        """The step of a layout."""
         step = self.step(layout)
-        pipeline = step.pipeline(layout) if waits else step.work
+        pipeline = step.pipeline(layout)
         return self.priced(step.spent_in(layout, pipeline), step.program(pipeline), layout.devices)
+
+    def floor(self, layout: Layout) -> dict[str, float]:
+        """Seconds by part of a pipeline in which no rank ever waits."""
+        step = self.step(layout)
+        return step.spent_in(layout, step.work)
 
     def priced(self, spent: Mapping[str, float], program: Run, devices: int) -> StepTime:
         """A step of such parts and such a program on so many devices."""
@@ -82,11 +88,8 @@ class Steps(Common):
         """The parts of the step of a layout, shared by layouts that differ in the schedule alone."""
         counted = holds_chunks(layout) or layout.stage_layers is not None
         rows = (layout.virtual_stages, max(chunk_lengths(self.model, layout))) if counted else None
-        key = (
-            Step, *values(layout, OF_STEP), kinds_of_slots(self.model, layout), rows, reduces_with_weights(layout),
-            layout.shared_ends,
-        )  # fmt: skip
-        return self._made.of(key, lambda: Step(self, layout, self._made.get((*key[:-1], not layout.shared_ends))))
+        key = Step, of_step(layout), kinds_of_slots(self.model, layout), rows, reduces_with_weights(layout)
+        return self.made.of(key, lambda: Step(self, layout))
 
 
 def step_time(

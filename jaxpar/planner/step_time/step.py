@@ -35,23 +35,9 @@ PARTS: tuple[str, ...] = (
 class Step:
     """The step of layouts that differ in the schedule alone."""
 
-    def __init__(self, where: Common, layout: Layout, like: Step | None = None):
-        """`like` is the step of a layout that differs in its ends alone, whose layers and messages are taken over."""
+    def __init__(self, where: Common, layout: Layout):
         self.where, self.layout = where, layout
         self.model, self.network, self.clock = where.model, where.network, where.clock
-        if like is None:
-            self._layers()
-        else:
-            vars(self).update(vars(like) | {"layout": layout})
-        once = Once(where, layout, self.layers, self.slots, self.messages)
-        self.once = {"data": once.data(), "optimizer": once.optimizer()}
-        """Seconds by part that come once a step, after the pipeline."""
-        self.updated = once.updated
-        self._microbatches()
-
-    def _layers(self) -> None:
-        """Compute the times of layers, and of their messages."""
-        where, layout = self.where, self.layout
         self.microbatches = where.microbatches(layout)
         self.layers = where.layers(layout)
         self.case = self.layers.case
@@ -63,8 +49,18 @@ class Step:
         self.sent = {sort: sent(case) for sort, case in self.layers.cases.items()}
         """Seconds of messages of the weights of a layer of each sort alone, hidden or not: gathers in the forward, the
         backward has as many, and reductions."""
-        self.passed = self._all_passed(layout)
+        same = (
+            self.layers, self.slots, layout.remat, layout.offload_fraction, *self.sent.values(),
+            reduces_with_weights(layout), slices_chunks(layout),
+        )  # fmt: skip
+        self.passed = where.made.of(("passed", *same), lambda: self._all_passed(layout))
         """A layer of each sort."""
+        same += layout.pipe, layout.devices, layout.shared_ends, self.microbatches
+        self.pieces, self.work = where.made.of(("microbatches", *same), self._microbatches)
+        once = Once(where, layout, self.layers, self.slots, self.messages)
+        self.once = {"data": once.data(), "optimizer": once.optimizer()}
+        """Seconds by part that come once a step, after the pipeline."""
+        self.updated = once.updated
 
     def _all_passed(self, layout: Layout) -> dict[Sort, Chunk]:
         """A layer of each sort, where layers keep what those of `layout` do."""
@@ -103,16 +99,16 @@ class Step:
             )
         return Chunk(forth, back, weight)
 
-    def _microbatches(self) -> None:
-        """The forward and backward of all microbatches on a rank that never waits, and the pieces of a pipeline."""
+    def _microbatches(self) -> tuple[Pieces, Run]:
+        """The pieces of a pipeline, and the forward and backward of all microbatches on a rank that never waits."""
         layout, walk = self.layout, self.clock.walk
         head, sums = self.layers.head(layout.vocab_ranks).run(), self._sum_over_stages()
         layer = joined(self.clock, [(self.passed[sort], share) for sort, share in self.layers.shares.items()])
         # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
         ends = walk(Repeat("head", head), Op("sums", 2 * sums, "pipe"))
         first = first_gather(self.layers.average({sort: gather for sort, (gather, _) in self.sent.items()}))
-        self.pieces = Pieces(self.clock, layer, ends, self._transfer(), sums, first)
-        self.work = self._work_of(layer, self.model.layers / layout.pipe)
+        pieces = Pieces(self.clock, layer, ends, self._transfer(), sums, first)
+        return pieces, self._work_of(layer, self.model.layers / layout.pipe)
 
     def _work_of(self, chunk: Chunk, number: float) -> Run:
         """All microbatches on a rank with so many of a chunk, or of a layer, that never waits."""
