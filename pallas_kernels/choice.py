@@ -94,16 +94,20 @@ class Registry[Entry: Implementation]:
         """Names in the order of preference for a request, and why the first of them is the first."""
         return [entry.name for entry in self.entries], FIRST
 
+    def kernel(self, name: str, request: Any) -> str:
+        """The name of an implementation in the records of verified kernels, for a request."""
+        return f"{self.operation}/{name}"
+
     def verified(self, entry: Entry, request: Request) -> bool:
         """Whether nothing is left to verify of an implementation on a device like that of the request."""
         if not entry.recorded:
             return True
-        return record_of(f"{self.operation}/{entry.name}", request.gpu, request.processors) is not None
+        return record_of(self.kernel(entry.name, request), request.gpu, request.processors) is not None
 
     def slower(self, entry: Entry, request: Request) -> str | None:
         """A clause if an implementation was slower than plain XLA on such a device; None if it was faster or not
         timed."""
-        kernel = f"{self.operation}/{entry.name}"
+        kernel = self.kernel(entry.name, request)
         record = record_of(kernel, request.gpu, request.processors) if entry.recorded else None
         share = None if record is None else dict(record.speeds).get(OF_XLA)
         return None if share is None or share >= 1.0 else f"it had {share:.2f} of plain XLA's speed on such a device"

@@ -158,7 +158,7 @@ def _product(
         left, right = (
             codes if dim else Codes(*(x.T for x in codes)) for codes, dim in zip((a, b), contracted, strict=True)
         )
-        return tiled_matmul(*left, *right, dtype, implementation=backend)
+        return tiled_matmul(*left, *right, dtype=dtype, implementation=backend)
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
     product = lax.dot_general(a.values, b.values, dims, precision, preferred_element_type=dtype)
     return product * (a.scales * b.scales).astype(dtype)

@@ -81,7 +81,7 @@ class _Ranked(Registry[Implementation]):
     def recorded_speed(self, name: str, request: Request) -> float | None:
         """TFLOP/s of forward and backward together, as recorded on GPUs like that of the request for its kind of mask
         and width of heads; None where there is no record."""
-        kernel = f"{self.operation}/{name}"
+        kernel = self.kernel(name, request)
         record = record_of(kernel, request.gpu, request.processors) if kernel in SOURCES else None
         return None if record is None else dict(record.speeds).get(f"{kind_of(request.mask)} {request.width}")
 
