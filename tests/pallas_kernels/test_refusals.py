@@ -7,7 +7,7 @@ import pytest
 
 from pallas_kernels.attention.registry import REGISTRY as ATTENTION
 from pallas_kernels.attention.request import Request
-from pallas_kernels.choice import Registry
+from pallas_kernels.choice import Registry, Unsupported
 from pallas_kernels.choice import Request as AnyRequest
 from pallas_kernels.grouped_matmul.registry import REGISTRY as GROUPED
 from pallas_kernels.grouped_matmul.request import Request as GroupedRequest
@@ -16,7 +16,6 @@ from pallas_kernels.linear_attention.request import Request as LinearRequest
 from pallas_kernels.masks import Mask
 from pallas_kernels.tiled_matmul.registry import REGISTRY as TILED
 from pallas_kernels.tiled_matmul.request import Request as TiledRequest
-from pallas_kernels.unsupported import Unsupported
 from tests.sentences import refused
 
 GPU: dict[str, Any] = {

@@ -53,8 +53,3 @@ def triton(gpu: str, m: int, groups: int, k: int, n: int, dtype: str = "bfloat16
         lowered.compile(compiler_options=options)
         files = sorted(Path(folder).glob("*.ptx"))
         return [described(file, gpu) for file in files if "grouped_matmul" in file.read_text()]
-
-
-def all_of(configurations: list[list[Any]]) -> list[dict[str, Any]]:
-    """What `kernels` finds of each, in one process."""
-    return [kernels(*configuration) for configuration in configurations]
