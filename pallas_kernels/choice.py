@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from pallas_kernels.unsupported import Unsupported, clauses
 from pallas_kernels.verified import OF_XLA, record_of
 
 UNVERIFIED = "it has not been verified on such a device"
@@ -19,6 +18,26 @@ _LOG = logging.getLogger("pallas_kernels")
 
 INDEXED = 2**31
 """Elements of an array that indices of kernels reach."""
+
+
+class Unsupported(ValueError):
+    """Says what was named, what was asked for, and why each implementation refused.
+
+    Args:
+        what: such as `attention`.
+        name: the implementation or family that was named.
+        request: what was asked for; its `str` goes into the message.
+        refused: a reason by implementation.
+    """
+
+    def __init__(self, what: str, name: str, request: object, refused: Mapping[str, str]):
+        self.refused = dict(refused)
+        super().__init__(f"{what} by {name!r} does not support {request}: {clauses(refused)}")
+
+
+def clauses(refused: Mapping[str, str]) -> str:
+    """Reasons in one line."""
+    return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent
 FILE = ROOT / "verified.json"
 
 _ATTENTION = (
-    "attention/derivative.py", "attention/intervals.py", "attention/kinds.py", "attention/settings.py", "device.py",
+    "attention/derivative.py", "attention/intervals.py", "attention/settings.py", "device.py",
     "pallas.py", "masks.py", "varying.py", "vjp_parts.py",
 )  # fmt: skip
 _PERSISTENT = (
@@ -44,7 +44,7 @@ SOURCES = {
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
     "grouped_matmul/mosaic": ("grouped_matmul/mosaic", "grouped_matmul/blocks.py", *_PERSISTENT),
     "grouped_matmul/triton": (
-        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "device.py", "pallas.py", "ranges.py", "varying.py",
+        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "device.py", "pallas.py", "varying.py",
     ),
     "tiled_matmul/mosaic": _TILED,
     "grouped_tiled_matmul/mosaic": _TILED,

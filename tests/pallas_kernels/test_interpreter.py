@@ -10,12 +10,11 @@ import pytest
 
 import pallas_kernels as kernels
 from pallas_kernels.attention.registry import REGISTRY as ATTENTION
-from pallas_kernels.choice import Registry
+from pallas_kernels.choice import Registry, Unsupported
 from pallas_kernels.grouped_matmul.registry import REGISTRY as GROUPED
 from pallas_kernels.linear_attention.chunk import Chunk
 from pallas_kernels.linear_attention.registry import REGISTRY as LINEAR
 from pallas_kernels.tiled_matmul.registry import REGISTRY as TILED
-from pallas_kernels.unsupported import Unsupported
 
 DRAW = np.random.default_rng(5)
 

@@ -17,7 +17,6 @@ NOT_OF_A_KERNEL = {
     "registry.py": "which implementation runs",
     "request.py": "what a choice depends on",
     "toolchain.py": "the versions, which a record has besides",
-    "unsupported.py": "the error of a choice",
     "verified.py": "the records",
     "work.py": "names of scopes, which whoever counts FLOPs reads",
 }

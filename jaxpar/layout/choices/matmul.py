@@ -31,8 +31,8 @@ from jaxpar.pages.units import operations
 from jaxpar.precision.grouped import TILE, grouped_backend
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
+from pallas_kernels.choice import Unsupported
 from pallas_kernels.tiled_matmul import REGISTRY, Request
-from pallas_kernels.unsupported import Unsupported
 
 WEIGHT_GRADIENTS = "gradients of their matrices multiply what the codes stand for"
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
