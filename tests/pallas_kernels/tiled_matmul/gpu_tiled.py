@@ -3,14 +3,12 @@
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from pallas_kernels.tiled_matmul import tiled_matmul, tiled_weight_gradients
-from tests.gpu_compile import h100s
 from tests.pallas_kernels.mosaic_compile import compiled_kernels
+from tests.pallas_kernels.over_eight import ROWS, over_eight
 
 
 class Compiled(NamedTuple):
@@ -32,8 +30,7 @@ def kernel(
 ) -> dict[str, Any]:
     """The product of `m` rows on each of 8 GPUs with one matrix, or with those of groups, or the gradients of these; in
     a checked `shard_map` over rows and groups."""
-    mesh = Mesh(np.array(h100s("1x1x8")).reshape(8), ("data",), axis_types=(AxisType.Auto,))
-    split, (left, right), function = PartitionSpec("data"), forms, tiled_weight_gradients
+    split, (left, right), function = ROWS, forms, tiled_weight_gradients
     operands = [(split, left, m, k), (split, "float32", m // 128, k)]
     operands += [(split, right, m, n), (split, "float32", m // 128, n)]
     if of == "rows":
@@ -41,12 +38,6 @@ def kernel(
         operands = [(split, left, m, k), (split, "float32", m, k // 128), (spec, right, *stack, n, k)]
         operands += [(spec, "float32", *stack, n // 128 if squares else n, k // 128)]
     operands += [(split, "int32", groups)] if groups else []
-    specs = tuple(spec for spec, *_ in operands)
     local = partial(function, dtype=jnp.dtype(dtype), implementation="mosaic")
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split)
-
-    def shape(spec: PartitionSpec, dtype: str, first: int, *rest: int) -> jax.ShapeDtypeStruct:
-        of_all = (8 * first if spec == split else first, *rest)
-        return jax.ShapeDtypeStruct(of_all, dtype, sharding=NamedSharding(mesh, spec))
-
-    return compiled_kernels(mapped, *(shape(*operand) for operand in operands))
+    mapped, arguments = over_eight(local, *operands)
+    return compiled_kernels(mapped, *arguments)
