@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from pallas_kernels.unsupported import Unsupported, clauses
 from pallas_kernels.verified import OF_XLA, record_of
 
 UNVERIFIED = "it has not been verified on such a device"
@@ -19,6 +18,26 @@ _LOG = logging.getLogger("pallas_kernels")
 
 INDEXED = 2**31
 """Elements of an array that indices of kernels reach."""
+
+
+class Unsupported(ValueError):
+    """Says what was named, what was asked for, and why each implementation refused.
+
+    Args:
+        what: such as `attention`.
+        name: the implementation or family that was named.
+        request: what was asked for; its `str` goes into the message.
+        refused: a reason by implementation.
+    """
+
+    def __init__(self, what: str, name: str, request: object, refused: Mapping[str, str]):
+        self.refused = dict(refused)
+        super().__init__(f"{what} by {name!r} does not support {request}: {clauses(refused)}")
+
+
+def clauses(refused: Mapping[str, str]) -> str:
+    """Reasons in one line."""
+    return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +113,20 @@ class Registry[Entry: Implementation]:
         """Names in the order of preference for a request, and why the first of them is the first."""
         return [entry.name for entry in self.entries], FIRST
 
+    def kernel(self, name: str, request: Any) -> str:
+        """The name of an implementation in the records of verified kernels, for a request."""
+        return f"{self.operation}/{name}"
+
     def verified(self, entry: Entry, request: Request) -> bool:
         """Whether nothing is left to verify of an implementation on a device like that of the request."""
         if not entry.recorded:
             return True
-        return record_of(f"{self.operation}/{entry.name}", request.gpu, request.processors) is not None
+        return record_of(self.kernel(entry.name, request), request.gpu, request.processors) is not None
 
     def slower(self, entry: Entry, request: Request) -> str | None:
         """A clause if an implementation was slower than plain XLA on such a device; None if it was faster or not
         timed."""
-        kernel = f"{self.operation}/{entry.name}"
+        kernel = self.kernel(entry.name, request)
         record = record_of(kernel, request.gpu, request.processors) if entry.recorded else None
         share = None if record is None else dict(record.speeds).get(OF_XLA)
         return None if share is None or share >= 1.0 else f"it had {share:.2f} of plain XLA's speed on such a device"

@@ -15,10 +15,15 @@ segmented.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
+
+type Kind = Literal["full", "causal", "window", "packed"]
+"""Kinds of masks that tiles are chosen by: what a mask leaves of the blocks at its edges."""
+KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,15 @@ class Mask:
     def __post_init__(self):
         if self.window is not None and self.window < 1:
             raise ValueError(f"a window counts the token itself, so it must be at least 1, got {self.window}")
+
+    @property
+    def kind(self) -> Kind:
+        """Documents before a window before causality: that which cuts a row into the shortest pieces."""
+        if self.segmented:
+            return "packed"
+        if self.window is not None:
+            return "window"
+        return "causal" if self.causal else "full"
 
 
 def allowed(
@@ -93,70 +107,44 @@ def visited_blocks(
 
     From the least and greatest index and segment of each block alone, so a block may be called kept though it is empty.
     """
-    return visited_blocks_of_rows(mask, q_indices, kv_indices, q_segments, kv_segments, prefix_lengths).any(-1)
+    return blocks_of_rows(mask, q_indices, kv_indices, q_segments, kv_segments, prefix_lengths)[0].any(-1)
 
 
-def visited_blocks_of_rows(
+def blocks_of_rows(
     mask: Mask,
     q_indices: Int[Array, "q_blocks batch q"],
     kv_indices: Int[Array, "kv_blocks batch k"],
     q_segments: Int[Array, "q_blocks batch q"] | None = None,
     kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
     prefix_lengths: Int[Array, " batch"] | None = None,
-) -> Bool[Array, "q_blocks kv_blocks batch"]:
-    """`visited_blocks` row by row."""
+) -> tuple[Bool[Array, "q_blocks kv_blocks batch"], Bool[Array, "q_blocks kv_blocks batch"]]:
+    """`visited_blocks` row by row, and blocks that need no look at their pairs: True only where `allowed` keeps every
+    pair of the block. The latter may be called partial though the mask keeps all of them."""
     first_q, last_q = q_indices.min(-1)[:, None], q_indices.max(-1)[:, None]
     first_kv, last_kv = kv_indices.min(-1)[None], kv_indices.max(-1)[None]
-    blocks = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
+    visited = full = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
     if mask.causal:
-        visible = first_kv <= last_q
+        some, every = first_kv <= last_q, last_kv <= first_q
         if mask.prefix:
-            visible |= first_kv < _needed(prefix_lengths, "prefix_lengths")
-        blocks &= visible
+            prefix = _needed(prefix_lengths, "prefix_lengths")
+            some, every = some | (first_kv < prefix), every | (last_kv < prefix)
+        visited, full = visited & some, full & every
     if mask.window is not None:
-        blocks &= first_q - last_kv < mask.window
+        visited &= first_q - last_kv < mask.window
+        full &= last_q - first_kv < mask.window
         if not mask.causal:
-            blocks &= first_kv - last_q < mask.window
+            visited &= first_kv - last_q < mask.window
+            full &= last_kv - first_q < mask.window
     if mask.segmented:
         q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
         kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
         first = lambda segment: jnp.where(segment == 0, jnp.iinfo(segment.dtype).max, segment).min(-1)
-        blocks &= first(kv_segment)[None] <= q_segment.max(-1)[:, None]
-        blocks &= first(q_segment)[:, None] <= kv_segment.max(-1)[None]
-    return blocks
-
-
-def full_blocks_of_rows(
-    mask: Mask,
-    q_indices: Int[Array, "q_blocks batch q"],
-    kv_indices: Int[Array, "kv_blocks batch k"],
-    q_segments: Int[Array, "q_blocks batch q"] | None = None,
-    kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
-    prefix_lengths: Int[Array, " batch"] | None = None,
-) -> Bool[Array, "q_blocks kv_blocks batch"]:
-    """Blocks that need no look at their pairs: True only where `allowed` keeps every pair of the block, row by row.
-
-    From the same numbers as `visited_blocks`, so a block may be called partial though the mask keeps all of it.
-    """
-    first_q, last_q = q_indices.min(-1)[:, None], q_indices.max(-1)[:, None]
-    first_kv, last_kv = kv_indices.min(-1)[None], kv_indices.max(-1)[None]
-    blocks = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
-    if mask.causal:
-        visible = last_kv <= first_q
-        if mask.prefix:
-            visible |= last_kv < _needed(prefix_lengths, "prefix_lengths")
-        blocks &= visible
-    if mask.window is not None:
-        blocks &= last_q - first_kv < mask.window
-        if not mask.causal:
-            blocks &= last_kv - first_q < mask.window
-    if mask.segmented:
-        q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
-        kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
+        visited &= first(kv_segment)[None] <= q_segment.max(-1)[:, None]
+        visited &= first(q_segment)[:, None] <= kv_segment.max(-1)[None]
         segment = kv_segment.min(-1)[None]
-        blocks &= (segment == kv_segment.max(-1)[None]) & (segment != 0)
-        blocks &= (segment == q_segment.min(-1)[:, None]) & (segment == q_segment.max(-1)[:, None])
-    return blocks
+        full &= (segment == kv_segment.max(-1)[None]) & (segment != 0)
+        full &= (segment == q_segment.min(-1)[:, None]) & (segment == q_segment.max(-1)[:, None])
+    return visited, full
 
 
 def visible_pairs(

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent
 FILE = ROOT / "verified.json"
 
 _ATTENTION = (
-    "attention/derivative.py", "attention/intervals.py", "attention/kinds.py", "attention/settings.py", "device.py",
+    "attention/derivative.py", "attention/intervals.py", "attention/settings.py", "device.py",
     "pallas.py", "masks.py", "varying.py", "vjp_parts.py",
 )  # fmt: skip
 _PERSISTENT = (
@@ -32,6 +32,7 @@ _PERSISTENT = (
     "attention/intervals.py", "attention/settings.py", "device.py", "pallas.py", "masks.py", "varying.py",
 )  # fmt: skip
 """Sources that the other kernels for Hopper share with attention's."""
+_TILED = "tiled_matmul", "grouped_matmul/mosaic", "grouped_matmul/blocks.py", *_PERSISTENT
 # fmt: off
 SOURCES = {
     "attention/mosaic": ("attention/mosaic", *_ATTENTION),
@@ -43,13 +44,10 @@ SOURCES = {
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
     "grouped_matmul/mosaic": ("grouped_matmul/mosaic", "grouped_matmul/blocks.py", *_PERSISTENT),
     "grouped_matmul/triton": (
-        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "device.py", "pallas.py", "ranges.py", "varying.py",
+        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "device.py", "pallas.py", "varying.py",
     ),
-    "tiled_matmul/mosaic": ("tiled_matmul", "grouped_matmul/mosaic", "grouped_matmul/blocks.py", *_PERSISTENT),
-    "grouped_tiled_matmul/mosaic": (
-        "grouped_tiled_matmul", "tiled_matmul/mosaic.py", "grouped_matmul/mosaic", "grouped_matmul/blocks.py",
-        *_PERSISTENT,
-    ),
+    "tiled_matmul/mosaic": _TILED,
+    "grouped_tiled_matmul/mosaic": _TILED,
     "linear_attention/mosaic": ("linear_attention", "attention/mosaic/matmuls.py", "vjp_parts.py", *_PERSISTENT),
 }
 # fmt: on

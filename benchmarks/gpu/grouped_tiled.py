@@ -17,8 +17,7 @@ from benchmarks.gpu.tiled import E4M3, E5M2, TILE, Checked, check_codes, measure
 from pallas_kernels.device import INTERPRETER, Target, target
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul import registry as of_numbers
-from pallas_kernels.grouped_tiled_matmul import Request, grouped_tiled_matmul, grouped_tiled_weight_gradients
-from pallas_kernels.grouped_tiled_matmul.registry import REGISTRY
+from pallas_kernels.tiled_matmul import REGISTRY, Request, tiled_matmul, tiled_weight_gradients
 
 KERNEL = "grouped_tiled_matmul/mosaic"
 RESULTS = ("out",)
@@ -107,7 +106,7 @@ def program(case: Case, name: str, interpret: bool = False) -> Callable[..., tup
 
     def run(left: jax.Array, left_scales: jax.Array, right: jax.Array, right_scales: jax.Array) -> tuple[jax.Array]:
         options: dict[str, Any] = {"implementation": name, "interpret": interpret, "numbers_by": "xla"}
-        function = grouped_tiled_matmul if case.of == "rows" else grouped_tiled_weight_gradients
+        function = tiled_matmul if case.of == "rows" else tiled_weight_gradients
         return (function(left, left_scales, right, right_scales, jnp.array(case.places), **options),)
 
     return run if interpret else jax.jit(run)

@@ -15,7 +15,7 @@ import jax
 from benchmarks.gpu.journal import Journal
 from benchmarks.turns import take_turns
 from pallas_kernels import toolchain
-from pallas_kernels.unsupported import Unsupported
+from pallas_kernels.choice import Unsupported
 
 THREADS = 8
 """Compilations at a time."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from benchmarks.gpu import grouped_tiled, linear_attention, tiled
 from benchmarks.gpu.attention_cases import timed
 from jaxpar.config.strict_json import json_text
-from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.verified import OF_XLA, digest, user_file
 
 ALWAYS = ("attention/xla", "attention/cudnn")
@@ -71,7 +70,7 @@ def speeds(rows: Sequence[Mapping[str, Any]], kernels: Sequence[str] = TIMED) ->
     for case in timed():
         ways = seconds.get((case.name, case.seq, case.width), {})
         whole = {kernel: sum(of.values()) for kernel, of in ways.items() if len(of) == 2}
-        of_kind = rates.setdefault(f"{kind_of(case.mask)} {case.width}", [])
+        of_kind = rates.setdefault(f"{case.mask.kind} {case.width}", [])
         of_kind.append({kernel: 3.5 * case.flops() / total / 1e12 for kernel, total in whole.items()})
     found: dict[str, dict[str, float]] = {}
     for kind, cases in rates.items():

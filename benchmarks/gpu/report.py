@@ -10,7 +10,7 @@ from benchmarks.gpu import jax_attention
 from benchmarks.gpu.targets import DENSE_MASK, JUDGED, OURS
 from jaxpar.pages.units import GIGA, MILLI, percent, seconds, size
 from pallas_kernels import bounds
-from pallas_kernels.expected import B200, H100
+from pallas_kernels.bounds import B200, H100
 
 
 def table(result: Mapping[str, Any]) -> str:

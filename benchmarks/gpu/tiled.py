@@ -15,8 +15,7 @@ from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, why_not
 from pallas_kernels.device import INTERPRETER, Target, target
-from pallas_kernels.tiled_matmul import Request, tiled_matmul
-from pallas_kernels.tiled_matmul.registry import REGISTRY
+from pallas_kernels.tiled_matmul import REGISTRY, Request, tiled_matmul
 
 KERNEL = "tiled_matmul/mosaic"
 TILE = 128
@@ -74,7 +73,7 @@ def program(case: Case, name: str, interpret: bool = False) -> Callable[..., tup
 
     def run(left: jax.Array, left_scales: jax.Array, right: jax.Array, right_scales: jax.Array) -> tuple[jax.Array]:
         options: dict[str, Any] = {"implementation": name, "interpret": interpret}
-        return (tiled_matmul(left, left_scales, right, right_scales, jnp.dtype(case.dtype), **options),)
+        return (tiled_matmul(left, left_scales, right, right_scales, dtype=jnp.dtype(case.dtype), **options),)
 
     return run if interpret else jax.jit(run)
 

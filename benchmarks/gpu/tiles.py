@@ -19,7 +19,6 @@ from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence
 from pallas_kernels.attention import MaskInputs, Settings, mosaic, triton
-from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.mosaic.forward import ForwardTiles
 from pallas_kernels.attention.mosaic.tiles import tiles as mosaic_tiles
 from pallas_kernels.attention.triton.tiles import Tile, widths
@@ -71,7 +70,7 @@ def launches(case: Case, settings: Settings, tokens: MaskInputs) -> Iterator[Lau
     request = case.request(lse=True, interpret=settings.interpret)
     sizes = case.width, case.width if case.value_width is None else case.value_width
     if triton.refusal(request) is None:
-        table = triton_tiles(*sizes, request.compute_capability, kind_of(case.mask))
+        table = triton_tiles(*sizes, request.compute_capability, case.mask.kind)
         some = 1 if settings.interpret else None
         forward = lambda tile: partial(_forward, partial(triton.forward, tile=tile), settings, tokens)
         yield Launch("triton", "forward", table.forward, of_triton(table.forward)[:some], forward)

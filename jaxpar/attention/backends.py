@@ -12,8 +12,8 @@ from jaxpar.config.plan import Choice
 from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, cudnn, packed_room
 from pallas_kernels.attention.registry import REGISTRY, Implementation
 from pallas_kernels.attention.request import Request
+from pallas_kernels.choice import Unsupported
 from pallas_kernels.masks import Mask
-from pallas_kernels.unsupported import Unsupported
 
 BACKENDS = REGISTRY.names
 """Values of `attention.backend`; `flash` is any of our kernels that supports the run."""

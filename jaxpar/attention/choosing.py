@@ -10,8 +10,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import ALL, kind_clause
 from jaxpar.config.plan import Choice
 from jaxpar.config.spelling import did_you_mean, join_or, quoted
-from pallas_kernels.choice import Registry, Request
-from pallas_kernels.unsupported import Unsupported, clauses
+from pallas_kernels.choice import Registry, Request, Unsupported, clauses
 
 
 class Entry(Protocol):

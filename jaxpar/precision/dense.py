@@ -164,7 +164,7 @@ def _product(
             quantized if dim else QuantizedTensor(*(x.T for x in quantized))
             for quantized, dim in zip((a, b), contracted, strict=True)
         )
-        return tiled_matmul(*left, *right, dtype, implementation=backend)
+        return tiled_matmul(*left, *right, dtype=dtype, implementation=backend)
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
     product = lax.dot_general(a.values, b.values, dims, precision, preferred_element_type=dtype)
     return product * (a.scales * b.scales).astype(dtype)

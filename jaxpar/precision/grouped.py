@@ -39,7 +39,7 @@ from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul import registry as exact
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
-from pallas_kernels.grouped_tiled_matmul import REGISTRY, grouped_tiled_matmul, grouped_tiled_weight_gradients
+from pallas_kernels.tiled_matmul import tiled_matmul, tiled_weight_gradients
 from pallas_kernels.tiled_matmul.reference import numbers
 
 EXPERT_AXES = ("expert", "tensor")
@@ -139,7 +139,7 @@ class Experts:
             places, backend = tile_aligned_places(sizes, len(x), tile), self._backend(scaling.recipe)
             by_expert = lambda x, form: quantize_tiles(_filled(x, places), (tile, 1), form)
             rows, each = by_expert(x, E4M3), (by_expert(dy, form) for dy in dys)
-            dws = [grouped_tiled_weight_gradients(*rows, *dy, places.sizes, x.dtype, **backend) for dy in each]
+            dws = [tiled_weight_gradients(*rows, *dy, places.sizes, x.dtype, **backend) for dy in each]
         return sum(terms[1:], terms[0]), tuple(dws)
 
     def _times(
@@ -153,12 +153,17 @@ class Experts:
             across, down = (inputs // TILE, outputs // TILE) if full else (1, 1)
             rows = QuantizedTensor(rows.values, jnp.broadcast_to(rows.scales, (m, across)))
             matrices = QuantizedTensor(matrices.values, jnp.broadcast_to(matrices.scales, (experts, down, across)))
-        return grouped_tiled_matmul(*rows, *matrices, sizes, like.dtype, **self._backend(recipe))
+        return tiled_matmul(*rows, *matrices, sizes, like.dtype, **self._backend(recipe))
 
     def _backend(self, recipe: Recipe) -> dict[str, Any]:
-        """The backend, as arguments of `pallas_kernels.grouped_tiled_matmul`; cuDNN has no grouped product."""
-        name = recipe.backend if recipe.backend in REGISTRY.names else "auto"
+        """The backend, as arguments of `pallas_kernels.tiled_matmul`."""
+        name = grouped_backend(recipe.backend)
         return {"implementation": name, "numbers_by": self.grouped.name, "expected": self.grouped.expected}
+
+
+def grouped_backend(name: str) -> str:
+    """The implementation of products of groups where `name` is that of dense ones: cuDNN has no grouped product."""
+    return "auto" if name == "cudnn" else name
 
 
 def _rows(scaling: GroupScaling, x: jax.Array, scale: jax.Array | None, form: str) -> QuantizedTensor:

@@ -10,7 +10,6 @@ import jax
 from pallas_kernels import choice
 from pallas_kernels.attention import cudnn, mosaic, packed_room, reference, triton
 from pallas_kernels.attention.derivative import ForwardBackward
-from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.choice import Registry
@@ -81,9 +80,9 @@ class _Ranked(Registry[Implementation]):
     def recorded_speed(self, name: str, request: Request) -> float | None:
         """TFLOP/s of forward and backward together, as recorded on GPUs like that of the request for its kind of mask
         and width of heads; None where there is no record."""
-        kernel = f"{self.operation}/{name}"
+        kernel = self.kernel(name, request)
         record = record_of(kernel, request.gpu, request.processors) if kernel in SOURCES else None
-        return None if record is None else dict(record.speeds).get(f"{kind_of(request.mask)} {request.width}")
+        return None if record is None else dict(record.speeds).get(f"{request.mask.kind} {request.width}")
 
 
 REGISTRY = _Ranked(

@@ -27,6 +27,8 @@ def refusal(request: Request) -> str | None:
         return f"{NEEDS_GPU}, and the platform is {request.platform}"
     if capability is None or int(capability) != 10:
         return f"it needs compute capability 10 (Blackwell), and the GPU has {capability or 'none'}"
+    if request.groups is not None:
+        return "it multiplies by one matrix, not by one for each group"
     if request.tile != TILE:
         return f"it multiplies tiles of {TILE}, not {request.tile}"
     if request.dtype not in ("bfloat16", "float32"):
@@ -39,9 +41,11 @@ def tiled_matmul(
     left_scales: Float[Array, "m tiles"],
     right: Shaped[Array, "n k"],
     right_scales: Float[Array, "n tiles"],
+    sizes: None,
     dtype: Any,
 ) -> Float[Array, "m n"]:
     """Like `api.tiled_matmul`."""
+    assert sizes is None, "groups are refused"
     powers = [scales.astype(jnp.float8_e8m0fnu)[None] for scales in (left_scales, right_scales)]
     out = jax.nn.scaled_matmul(left[None], right[None], *powers, preferred_element_type=dtype)[0]
     return vary_over(out, varying_axes(left))

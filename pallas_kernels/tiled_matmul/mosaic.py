@@ -8,6 +8,14 @@ cores never holds more than 128 products.
 
 A tile of the result has up to two pieces of 128 columns, whose products a consumer makes one after the other: two sums
 and one accumulator are 192 of its 240 registers. A step loads 48 KiB for what two tiles of one piece load 64 for.
+
+Rows of groups: tiles begin where their group begins, or up to 7 rows before, at a multiple of 8. What a tile loads
+before and behind its group is multiplied with the group's matrix too, and not written: a row's sum has nothing of
+another row. A dense product is one group of whole tiles.
+
+Gradients of matrices sum over the rows of a group, of which each has whole tiles: nothing else is loaded. The units of
+a Hopper sum along neighbouring bytes alone, so both operands come transposed within each tile of 128 rows, in which
+order XLA writes them where it quantizes; to transpose the whole would take it another pass over the codes.
 """
 
 from __future__ import annotations
@@ -19,13 +27,15 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise, zero
 from pallas_kernels.choice import HOPPER, INDEXED, refused_by_gpu
+from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work, run
+from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN
 from pallas_kernels.grouped_matmul.mosaic.tiles import STEP as PIECE
 from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.pallas import pl
@@ -39,12 +49,17 @@ beside one piece of it, and in bfloat16 the rows that leave a tile one by one.""
 
 
 def refusal(request: Request) -> str | None:
-    """None if the kernel supports the request, otherwise the reason."""
-    if (reason := refused_by_gpu(request, only=(HOPPER,), dtypes=("bfloat16", "float32"))) is not None:
+    """None if the kernels support the request, otherwise the reason."""
+    dense = request.groups is None
+    dtypes = ("bfloat16", "float32") if dense else ("bfloat16",)
+    if (reason := refused_by_gpu(request, only=(HOPPER,), dtypes=dtypes)) is not None:
         return reason
-    if request.m % TILE or request.n % TILE or request.k % STEP or request.tile != STEP:
-        return f"sides are multiples of {TILE}, cut into tiles of {STEP}, not {request}"
-    if max(request.m * request.k, request.n * request.k, request.m * request.n) >= INDEXED:
+    m, n, k, groups = request.m, request.n, request.k, request.groups or 1
+    cut, fits = ("tiles", True) if dense or request.of == "weights" else ("squares", request.squares)
+    if n % TILE or k % STEP or (dense and m % TILE) or request.tile != STEP or not fits:
+        sides = "sides" if dense else "sides of matrices"
+        return f"{sides} are multiples of {TILE}, cut into {cut} of {STEP}, not {request}"
+    if max(m * max(k, n), groups * n * k) >= INDEXED:
         return f"its arrays have at most 2^31 - 1 elements, which {request} exceeds"
     return None
 
@@ -52,23 +67,51 @@ def refusal(request: Request) -> str | None:
 def tiled_matmul(
     left: Shaped[Array, "m k"],
     left_scales: Float[Array, "m tiles"],
-    right: Shaped[Array, "n k"],
-    right_scales: Float[Array, "row_tiles tiles"],
+    right: Shaped[Array, "*groups n k"],
+    right_scales: Float[Array, "*groups row_tiles tiles"],
+    sizes: Int[Array, " groups"] | None,
     dtype: Any,
     *,
     interpret: bool = False,
 ) -> Float[Array, "m n"]:
     """Like `api.tiled_matmul`."""
-    (m, k), n = left.shape, right.shape[0]
-    squares = right_scales.shape[0] != n
-    if squares:  # one number, which TMA cannot load: the same for all rows of the square, 3% of the bytes of the codes
-        right_scales = jnp.repeat(right_scales, n // right_scales.shape[0], axis=0)
-    of_tiles = lambda scales: scales.astype(jnp.float32).T  # of a step side by side
-    arrays = left, right[None], of_tiles(left_scales), of_tiles(right_scales)[None]
-    tiles, alike = m // TILE, lambda value: jnp.full(m // TILE, value, jnp.int32)
-    work = Work(alike(0), jnp.arange(tiles, dtype=jnp.int32) * TILE, alike(0), alike(TILE), alike(k // STEP))
-    kind = partial(TiledKernel, forms=(left.dtype, right.dtype), squares=squares)
-    return run(kind, tiles_of(n, "rows"), arrays, work, (m, n), dtype, name="tiled_matmul", interpret=interpret)
+    (m, k), n, name = left.shape, right.shape[-2], "tiled_matmul_of_rows"
+    if sizes is None:  # one group, of whole tiles
+        right, right_scales, tiles = right[None], right_scales[None], m // TILE
+        alike = lambda value: jnp.full(tiles, value, jnp.int32)
+        work = Work(alike(0), jnp.arange(tiles, dtype=jnp.int32) * TILE, alike(0), alike(TILE), alike(k // STEP))
+    else:
+        blocks, steps = all_row_blocks(sizes, m, TILE, k // STEP, ALIGN)
+        work = Work(*blocks, steps)
+    # A step's scales side by side, in rows of whole 16 bytes, as TMA loads them; it loads no single number, so that a
+    # square's scale is repeated for its rows: 3% of the bytes of the codes.
+    of_left = jnp.pad(left_scales.astype(jnp.float32), ((0, -m % ALIGN), (0, 0))).T
+    squares = right_scales.shape[1] != n
+    if squares:
+        right_scales = jnp.repeat(right_scales, n // right_scales.shape[1], axis=1)
+    arrays = left, right, of_left, right_scales.astype(jnp.float32).mT
+    kind = partial(TiledKernel, forms=(left.dtype, right.dtype), squares=squares, complete=sizes is None)
+    return run(kind, tiles_of(n, "rows"), arrays, work, (m, n), dtype, name=name, interpret=interpret)
+
+
+def of_weights(
+    rows: Shaped[Array, "m k"],
+    row_scales: Float[Array, "tiles k"],
+    d_out: Shaped[Array, "m n"],
+    d_out_scales: Float[Array, "tiles n"],
+    sizes: Int[Array, " groups"],
+    dtype: Any,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "groups k n"]:
+    """Like `api.tiled_weight_gradients`."""
+    order, start, end = longest_first(sizes, rows.shape[0])
+    work = Work(order, start, jnp.zeros_like(start), end - start, (end - start) // STEP)
+    transposed = lambda quantized: quantized.reshape(-1, STEP, quantized.shape[1]).mT
+    arrays = transposed(rows), transposed(d_out), row_scales.astype(jnp.float32), d_out_scales.astype(jnp.float32)
+    shape, name = (sizes.shape[0], rows.shape[1], d_out.shape[1]), "tiled_matmul_of_weights"
+    kind, tiles = partial(TiledKernel, forms=(rows.dtype, d_out.dtype)), tiles_of(d_out.shape[1], "weights")
+    return run(kind, tiles, arrays, work, shape, dtype, name=name, interpret=interpret)
 
 
 def pieces_of(columns: int) -> int:

@@ -1,12 +1,18 @@
-"""The matmul in plain JAX: what the codes stand for, multiplied in bfloat16, which holds it exactly."""
+"""The products in plain JAX: what the codes stand for, multiplied in bfloat16, which holds it exactly; of groups by
+`pallas_kernels.grouped_matmul`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
+
+from pallas_kernels.device import target
+from pallas_kernels.grouped_matmul import registry as grouped
+from pallas_kernels.grouped_matmul.api import request_of
 
 
 def numbers(
@@ -23,14 +29,36 @@ def numbers(
 def tiled_matmul(
     left: Shaped[Array, "m k"],
     left_scales: Float[Array, "m tiles"],
-    right: Shaped[Array, "n k"],
-    right_scales: Float[Array, "row_tiles tiles"],
+    right: Shaped[Array, "*groups n k"],
+    right_scales: Float[Array, "*groups row_tiles tiles"],
+    sizes: Int[Array, " groups"] | None,
     dtype: Any,
-    *,
-    interpret: bool = False,
+    numbers_by: str,
 ) -> Float[Array, "m n"]:
-    """Like `api.tiled_matmul`. `interpret` has no effect here."""
-    del interpret
-    dims = (((1,), (1,)), ((), ()))
-    pair = numbers(left, left_scales), numbers(right, right_scales)
-    return lax.dot_general(*pair, dims, lax.Precision.DEFAULT, preferred_element_type=dtype)
+    """Like `api.tiled_matmul`."""
+    rows, matrices = numbers(left, left_scales), numbers(right, right_scales)
+    if sizes is None:
+        dims = (((1,), (1,)), ((), ()))
+        return lax.dot_general(rows, matrices, dims, lax.Precision.DEFAULT, preferred_element_type=dtype)
+    rows, matrices = rows.astype(dtype), matrices.astype(dtype)
+    multiply = _grouped(numbers_by, rows, jax.ShapeDtypeStruct(jnp.swapaxes(matrices, 1, 2).shape, dtype))
+    return multiply.times_weights(rows, matrices, sizes, transposed=True)
+
+
+def of_weights(
+    rows: Shaped[Array, "m k"],
+    row_scales: Float[Array, "tiles k"],
+    d_out: Shaped[Array, "m n"],
+    d_out_scales: Float[Array, "tiles n"],
+    sizes: Int[Array, " groups"],
+    dtype: Any,
+    numbers_by: str,
+) -> Float[Array, "groups k n"]:
+    """Like `api.tiled_weight_gradients`."""
+    left, right = numbers(rows, row_scales).astype(dtype), numbers(d_out, d_out_scales).astype(dtype)
+    matrices = jax.ShapeDtypeStruct((sizes.shape[0], left.shape[1], right.shape[1]), dtype)
+    return _grouped(numbers_by, left, matrices).of_weights(left, right, sizes)
+
+
+def _grouped(name: str, rows: jax.Array, matrices: jax.ShapeDtypeStruct) -> grouped.Implementation:
+    return grouped.REGISTRY[grouped.REGISTRY.chosen(name, request_of(rows, matrices, target())).name]

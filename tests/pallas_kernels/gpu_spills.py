@@ -6,11 +6,14 @@ from typing import Any
 from tests.pallas_kernels.attention.mosaic import gpu_mosaic
 from tests.pallas_kernels.attention.triton import gpu_attention
 from tests.pallas_kernels.grouped_matmul import gpu_grouped
-from tests.pallas_kernels.grouped_tiled_matmul import gpu_grouped_tiled
 from tests.pallas_kernels.linear_attention import gpu_linear_attention
 from tests.pallas_kernels.tiled_matmul import gpu_tiled
 
-E4M3 = "float8_e4m3fn"
+
+def _tiles(*case: Any) -> Any:
+    return gpu_tiled.kernel(*gpu_tiled.Compiled(*case))["kernels"]
+
+
 type Compiled = Callable[[], Iterable[Mapping[str, Any]]]
 MANY: Mapping[str, Compiled] = {
     "attention by mosaic": lambda: gpu_mosaic.kernels(128, 128, "causal")["kernels"],
@@ -22,9 +25,9 @@ MANY: Mapping[str, Compiled] = {
     "attention by triton, H100": lambda: gpu_attention.of_form("h100", 128, 128, "packed").values(),
     "grouped by mosaic, H100": lambda: gpu_grouped.kernels("h100", 8192, 8, 2048, 1408)["kernels"],
     "grouped by triton, A100": lambda: dict(gpu_grouped.triton("a100-80", 8192, 8, 2048, 768)).values(),
-    "FP8 tiles": lambda: gpu_tiled.kernel(4096, 4096, 4096, True, "bfloat16", E4M3, E4M3)["kernels"],
-    "grouped FP8 tiles": lambda: gpu_grouped_tiled.kernel(16384, 16, 2048, 768, E4M3)["kernels"],
-    "gradients of grouped FP8 tiles": lambda: gpu_grouped_tiled.gradient(16384, 16, 768, 2048, E4M3)["kernels"],
+    "FP8 tiles": lambda: _tiles(4096, 4096, 4096),
+    "grouped FP8 tiles": lambda: _tiles(16384, 2048, 768, 16),
+    "gradients of grouped FP8 tiles": lambda: _tiles(16384, 2048, 768, 16, "weights"),
     "linear attention": lambda: gpu_linear_attention.kernels(4096, 16, 128, 128, True, False)["kernels"],
 }
 BLACKWELL: Mapping[str, Compiled] = {

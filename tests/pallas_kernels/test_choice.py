@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pallas_kernels.choice import FIRST, UNVERIFIED, Chosen, Implementation, Registry, Request
-from pallas_kernels.unsupported import Unsupported
+from pallas_kernels.choice import FIRST, UNVERIFIED, Chosen, Implementation, Registry, Request, Unsupported
 from pallas_kernels.verified import OF_XLA, Record
 from tests.sentences import refused
 

@@ -10,13 +10,11 @@ import pytest
 
 import pallas_kernels as kernels
 from pallas_kernels.attention.registry import REGISTRY as ATTENTION
-from pallas_kernels.choice import Registry
+from pallas_kernels.choice import Registry, Unsupported
 from pallas_kernels.grouped_matmul.registry import REGISTRY as GROUPED
-from pallas_kernels.grouped_tiled_matmul.registry import REGISTRY as GROUPED_TILED
 from pallas_kernels.linear_attention.chunk import Chunk
 from pallas_kernels.linear_attention.registry import REGISTRY as LINEAR
 from pallas_kernels.tiled_matmul.registry import REGISTRY as TILED
-from pallas_kernels.unsupported import Unsupported
 
 DRAW = np.random.default_rng(5)
 
@@ -40,8 +38,8 @@ FUNCTIONS: dict[str, tuple[Registry[Any], Callable[..., jax.Array], jax.Array]] 
     "attention": (ATTENTION, lambda q, **more: kernels.flash_attention(q, HEADS, HEADS, causal=True, **more), HEADS),
     "grouped matmul": (GROUPED, lambda rows, **more: kernels.grouped_matmul(rows, UP, SIZES, **more), ROWS),
     "grouped tiled matmul": (
-        GROUPED_TILED,
-        lambda codes, **more: kernels.grouped_tiled_matmul(
+        TILED,
+        lambda codes, **more: kernels.tiled_matmul(
             codes, SCALES, CODES[None], SCALES[None], jnp.array([128]), **more
         ),
         CODES,

@@ -201,11 +201,11 @@ KERNELS = (
     _attention("triton", "attention_dq", "attention_dkv"),
     *map(_grouped, grouped.KERNELS),
     Kernel(
-        tiled.KERNEL, ("tiled_matmul",), _tiled_cases, lambda case: case.name, _each(tiled.check_case), _repeat_tiled
+        tiled.KERNEL, ("tiled_matmul_",), _tiled_cases, lambda case: case.name, _each(tiled.check_case), _repeat_tiled
     ),
     Kernel(
         grouped_tiled.KERNEL,
-        ("grouped_matmul_of_",),
+        ("tiled_matmul_",),
         _grouped_tiled_cases,
         lambda case: case.name,
         _each(grouped_tiled.check_case),

@@ -28,12 +28,11 @@ from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.layout.choices.reasons import choice_reasons as why_of
 from jaxpar.memory.layer_shape import ExpertQuantization, layer_shapes
 from jaxpar.pages.units import operations
-from jaxpar.precision.grouped import TILE
+from jaxpar.precision.grouped import TILE, grouped_backend
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
-from pallas_kernels.grouped_tiled_matmul import registry as grouped
-from pallas_kernels.tiled_matmul import registry as tiled
-from pallas_kernels.unsupported import Unsupported
+from pallas_kernels.choice import Unsupported
+from pallas_kernels.tiled_matmul import REGISTRY, Request
 
 WEIGHT_GRADIENTS = "gradients of their matrices multiply what the codes stand for"
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
@@ -78,10 +77,10 @@ def tiled_choice(config: Config, device: Device, *, laid_out: bool = True) -> Ch
     products = _dense_products(config) if laid_out else ()
     m, n, k = max(products, key=_elements, default=(size, size, size))
     forms = E4M3, recipe.gradient
-    request = tiled.Request(forms=forms, dtype=precision.compute, m=m, n=n, k=k, tile=size, **hardware_of(device))
+    request = Request(forms=forms, dtype=precision.compute, m=m, n=n, k=k, tile=size, **hardware_of(device))
     key = "precision.matmul_options.backend"
     try:
-        kernel = tiled.REGISTRY.choose(precision.matmul_options.backend, request, named_by=f"{key} names")
+        kernel = REGISTRY.choose(precision.matmul_options.backend, request, named_by=f"{key} names")
     except Unsupported as error:
         name = precision.matmul_options.backend
         raise UserError(f"{key} is {name}, which does not run here: {error.refused[name]}; expected auto") from None
@@ -134,14 +133,13 @@ def routed_choice(config: Config, device: Device, plan: Plan | None = None) -> C
     # All sides of all products are multiples of it. One scale of a tensor is that of each tile, where tiles fit.
     size = gcd(TILE, *chain(*sides.values())) if recipe.tiles is None else recipe.tiles.size
     m, groups, n, k = (size, 1, size, size) if plan is None else _largest_routed(config, plan, sides)
-    request = grouped.Request(
+    request = Request(
         forms=(E4M3, recipe.gradient), dtype=precision.compute, m=m, groups=groups, n=n, k=k, tile=size,
         squares=recipe.tiles is None or recipe.tiles.square, **hardware_of(device),
     )  # fmt: skip
     key, name = "precision.matmul_options.backend", precision.matmul_options.backend
-    names = grouped.REGISTRY.names
     try:
-        kernel = grouped.REGISTRY.choose(name if name in names else "auto", request, named_by=f"{key} names")
+        kernel = REGISTRY.choose(grouped_backend(name), request, named_by=f"{key} names")
     except Unsupported as error:
         raise UserError(
             f"{key} is {name}, which does not run here for routed experts: {error.refused[name]}; expected auto, or "
@@ -173,7 +171,7 @@ def expert_quantization(config: Config, device: Device) -> ExpertQuantization:
         choice = routed_choice(config, device)
     except UserError:
         return ExpertQuantization(groups)
-    kernel = choice is not None and not grouped.REGISTRY[choice.name].by_numbers
+    kernel = choice is not None and not REGISTRY[choice.name].by_numbers
     return ExpertQuantization(groups, kernel, kernel and config.precision.matmul in TILES)
 
 

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.derivative import ForwardBackward
-from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.mosaic import matmuls
 from pallas_kernels.attention.mosaic.backward_by_keys import key_gradients
 from pallas_kernels.attention.mosaic.backward_by_queries import query_gradients
@@ -48,7 +47,7 @@ def refusal(request: Request) -> str | None:
         return f"it needs a scale of the scores above 0, not {request.scale:g}"
     if request.elements > 2**31 - 1:
         return f"its arrays have at most 2^31 - 1 elements, not {request.elements:,}"
-    cut = kind_of(request.mask) != "full"  # a window and documents cut blocks by the same comparisons as causality
+    cut = request.mask.kind != "full"  # a window and documents cut blocks by the same comparisons as causality
     return miscompiles_causal() if cut and request.platform == "gpu" else None
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.settings import Settings
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, tiles
 from pallas_kernels.device import target
@@ -18,7 +17,7 @@ from pallas_kernels.pallas import triton as plgpu
 def default_tiles(settings: Settings, q: jax.Array, v: jax.Array) -> Tiles:
     """The tiles of the table for these heads and the device that is traced for."""
     capability = None if settings.interpret else target().compute_capability
-    return tiles(q.shape[-1], v.shape[-1], capability, kind_of(settings.mask))
+    return tiles(q.shape[-1], v.shape[-1], capability, settings.mask.kind)
 
 
 def call(

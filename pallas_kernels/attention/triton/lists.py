@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.intervals import Intervals, cut_block
 from pallas_kernels.attention.settings import MaskInputs
-from pallas_kernels.masks import Mask, full_blocks_of_rows, visited_blocks_of_rows
+from pallas_kernels.masks import Mask, blocks_of_rows
 
 PADDING_INDEX = jnp.iinfo(jnp.int32).max
 """Slot of the keys that only fill up the last block."""
@@ -106,7 +106,7 @@ def _sides(mask: Mask, tokens: MaskInputs, queries: int, keys: int) -> tuple[_Si
 def _judge(mask: Mask, queries: _Side, keys: _Side, prefixes: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Masks [batch, query blocks, key blocks] of the visited blocks and of the full ones."""
     blocks = (mask, queries.indices, keys.indices, queries.segments, keys.segments, prefixes)
-    visited, full = (jnp.moveaxis(of_rows(*blocks), -1, 0) for of_rows in (visited_blocks_of_rows, full_blocks_of_rows))
+    visited, full = (jnp.moveaxis(x, -1, 0) for x in blocks_of_rows(*blocks))
     return visited, visited & full & ~keys.padded
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pallas_kernels.attention.kinds import Kind
+from pallas_kernels.masks import Kind
 
 
 class Tile(NamedTuple):

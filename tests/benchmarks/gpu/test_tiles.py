@@ -1,9 +1,9 @@
 """Tiles that the GPU suite times beside the entries of the tables."""
 
 from benchmarks.gpu import tiles
-from pallas_kernels.attention import kinds
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.triton.tiles import AMPERE
+from pallas_kernels.masks import KINDS
 
 
 def test_an_entry_of_a_table_is_timed_beside_what_differs_by_one_step_in_one_thing():
@@ -17,7 +17,5 @@ def test_an_entry_of_a_table_is_timed_beside_what_differs_by_one_step_in_one_thi
     assert {(name, one.stages) for ((name, one),) in tiles.of_mosaic((("kv", cut),))} == {
         ("kv", cut.stages + by) for by in (-1, 0, 1)
     }
-    assert {(case.width, case.name) for case in tiles.cases()} == {
-        (wide, kind) for wide, _ in AMPERE for kind in kinds.KINDS
-    }
-    assert all(kinds.kind_of(case.mask) == case.name for case in tiles.cases())
+    assert {(case.width, case.name) for case in tiles.cases()} == {(wide, kind) for wide, _ in AMPERE for kind in KINDS}
+    assert all(case.mask.kind == case.name for case in tiles.cases())

@@ -17,8 +17,8 @@ from pallas_kernels.attention import attention, comparison, cudnn, cudnn_packed,
 from pallas_kernels.attention.packed_room import FEWEST, SCRATCH, Room, Shape, scratch_bytes
 from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
+from pallas_kernels.choice import Unsupported
 from pallas_kernels.masks import Mask, allowed
-from pallas_kernels.unsupported import Unsupported
 from tests.sentences import refused
 
 HOPPER = Request(
@@ -221,26 +221,6 @@ def test_plans_that_take_plain_xla_for_packed_rows_on_a_gpu_have_a_note_on_it(ch
     assert chosen.name == "xla" and note in chosen.reason
     for other in ({"mask": Mask()}, {"platform": "cpu", "compute_capability": None}):
         assert not REGISTRY["xla"].remarks(replace(request, **other))
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        ({"compute_capability": 8.0}, "Hopper"),
-        ({"runs": False}, "neighbours"),
-        ({"lse": True}, "log-sum-exp"),
-        ({"full_rows": False}, "parts of a row"),
-        ({"mask": Mask(causal=False, segmented=True)}, "causal"),
-        ({"queries": 2**18, "keys": 2**18}, "fewer than 4"),
-        ({"queries": 2**22, "keys": 2**22}, "32-bit"),
-        ({"softcap": 30.0}, "soft-cap"),
-    ],
-)
-def test_what_the_packed_layout_does_not_compute_is_refused_with_the_reason(change: dict, part: str):
-    request = replace(HOPPER, **change)
-    assert part in REGISTRY.choose("auto", request).rejected["cudnn"] and REGISTRY.choose("auto", request).name == "xla"
-    with refused("cudnn", part, error=Unsupported):
-        REGISTRY.choose("cudnn", request)
 
 
 def test_a_comparison_decides(inside: Any, monkeypatch: pytest.MonkeyPatch):

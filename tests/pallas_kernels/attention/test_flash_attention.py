@@ -14,9 +14,8 @@ import pytest
 from pallas_kernels import flash_attention, toolchain, verified
 from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
-from pallas_kernels.choice import UNVERIFIED
+from pallas_kernels.choice import UNVERIFIED, Unsupported
 from pallas_kernels.masks import Mask
-from pallas_kernels.unsupported import Unsupported
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
 from tests.sentences import refused
 
@@ -128,23 +127,6 @@ def test_arrays_that_do_not_fit_together_are_refused(k: tuple[int, ...], sentenc
     q, _, v = arrays()
     with pytest.raises(ValueError, match=sentence):
         flash_attention(q, jnp.zeros(k), v if len(k) < 4 else jnp.zeros((*k[:3], 8)), causal=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"width": 100, "value_width": 100}, ("64, 96, 128, 192/128, 256", "not 100/100")),
-        ({"dtype": "float32"}, ("bfloat16 or float16", "not float32")),
-        ({"compute_capability": 7.5}, ("8.0 (Ampere)", "has 7.5")),
-        ({"batch": 64, "queries": 2**16}, ("at most 2^31 - 1 elements", "not 4,294,967,296")),
-    ],
-)
-def test_what_the_triton_kernels_do_not_compute_is_refused_with_the_reason(
-    change: dict, parts: tuple[str, ...]
-) -> None:
-    with refused(*parts, error=Unsupported):
-        REGISTRY.choose("triton", replace(HOPPER, **change))
-    assert REGISTRY.choose("auto", replace(HOPPER, **change, mask=Mask(segmented=True))).name == "xla"
 
 
 def test_nothing_unverified_is_chosen_unless_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

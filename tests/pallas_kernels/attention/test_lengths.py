@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, reference, triton
-from pallas_kernels.attention.kinds import kind_of
+from pallas_kernels.attention import ForwardBackward, MaskInputs, triton
 from pallas_kernels.attention.mosaic import bounds
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.mosaic.tiles import tiles as mosaic_tiles
@@ -19,8 +18,7 @@ from pallas_kernels.attention.triton.tiles import tiles as triton_tiles
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels import dense64
 from tests.pallas_kernels.attention import blocks64
-from tests.pallas_kernels.attention.triton.test_triton import FLOOR, MASKS, TIMES
-from tests.pallas_kernels.attention.triton.test_triton import run as run_kernels
+from tests.pallas_kernels.attention.cases import MASKS, Case, check_errors, mask_inputs, random_inputs, results
 from tests.pallas_kernels.dense64 import Tokens, worst
 from tests.pallas_kernels.test_masks import packed_rows, random_tokens
 
@@ -30,10 +28,6 @@ def tokens_of(length: int, padding: int) -> Tokens:
     row = 1 + np.searchsorted(np.cumsum([7, 300, 530, 290, 64, 64, 800, 128, 1100]), np.arange(length), side="right")
     row[length - padding :] = 0
     return Tokens.whole_rows(row[None].astype(np.int32), np.array([length // 3], np.int32))
-
-
-def named(tokens: Tokens) -> MaskInputs:
-    return MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -68,17 +62,13 @@ ROWS = {
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_triton_is_as_near_to_float64_as_plain_jax(row: Row) -> None:
-    tokens, rng = tokens_of(row.length, 100), np.random.default_rng(0)
-    draw = lambda dtype, *size: jnp.asarray(rng.normal(size=(1, row.length, 1, *size)), dtype)
-    inputs = {name: draw("bfloat16", 64) for name in ("q", "k", "v", "d_out")} | {"d_lse": draw("float32")}
-    tiles = triton_tiles(64, 64, row.capability, kind_of(row.mask))
+    tokens = tokens_of(row.length, 100)
+    case = Case(row.mask, row.length, 1, 1, (64, 64), neighbours=row.neighbours)
+    inputs, tiles = random_inputs(case, tokens), triton_tiles(64, 64, row.capability, row.mask.kind)
     kernels = ForwardBackward(partial(triton.forward, tile=tiles.forward), partial(triton.backward, tiles=tiles))
-    options = Settings(row.mask, 0.125, neighbours=row.neighbours, interpret=True)
-    expected = blocks64.attention(**inputs, mask=row.mask, tokens=tokens)
-    found, plain = (
-        worst(run_kernels(which, options, named(tokens), inputs), expected) for which in (kernels, reference.KERNELS)
-    )
-    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
+    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
+    expected = blocks64.attention(**exact, mask=row.mask, tokens=tokens)
+    check_errors(results(kernels, case.settings, mask_inputs(tokens), inputs), case, tokens, inputs, expected)
 
 
 CHECKED = {
@@ -95,7 +85,7 @@ def test_tiles_visit_every_block_with_a_kept_pair_by_every_entry_of_the_tables(
 ) -> None:
     """Both ways to say what a tile visits, against every pair: none is missed, none comes twice, none that is cut is
     called whole, and an interval states what a list says."""
-    tokens, kind = tokens_of(length, length // 9), kind_of(mask)
+    tokens, kind = tokens_of(length, length // 9), mask.kind
     kept, gpus = blocks64.pairs(mask, tokens), (9.0,) if length > 4000 else (8.0, 9.0, 10.0)
     if length == 1024:
         monkeypatch.setattr(lists, "_PAIRS", 64)  # some tiles at a time, as in rows of a million tokens
@@ -130,7 +120,7 @@ def check_visits(
     mask: Mask, tokens: Tokens, kept: np.ndarray, of_triton: tuple, of_mosaic: tuple, in_order: bool = True
 ) -> None:
     """Of tiles of these sizes; intervals are of tokens that come in order."""
-    found = visits_of(mask, of_triton, of_mosaic, named(tokens))
+    found = visits_of(mask, of_triton, of_mosaic, mask_inputs(tokens))
     for (q_block, kv_block), both_ways in zip([*of_triton, *of_mosaic], found, strict=True):
         for of_keys, ways in zip((False, True), both_ways, strict=True):
             pairs_, sizes = (kept.swapaxes(1, 2), (kv_block, q_block)) if of_keys else (kept, (q_block, kv_block))

@@ -1,6 +1,5 @@
 """Rows times the matrix of their group: numbers, gradients, work, and which implementation runs."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,14 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
-from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.blocks import most_blocks, row_blocks
 from pallas_kernels.grouped_matmul.mosaic.tiles import columns
-from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
-from pallas_kernels.toolchain import versions
-from pallas_kernels.unsupported import Unsupported
-from pallas_kernels.verified import Record, digest
 from tests.pallas_kernels.grouped_matmul.grouped64 import arrays, by, expected, worst
 from tests.sentences import refused
 
@@ -109,53 +103,6 @@ def test_it_works_where_rows_and_groups_are_split_over_devices() -> None:
         of_rank = [np.split(np.asarray(x), 2)[rank] for x in (rows, weights, d_out)]
         wanted = expected(*of_rank, np.split(np.asarray(sizes), 2)[rank].tolist())
         assert worst(type(wanted)(*(np.split(np.asarray(x), 2)[rank] for x in found)), wanted) < 1e-6
-
-
-GPU = Request(
-    4096, 16, 2048, 1408, platform="gpu", dtype="bfloat16", compute_capability=9.0, gpu="NVIDIA H200", processors=132
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"platform": "cpu", "compute_capability": None}, ("NVIDIA GPU", "cpu")),
-        ({"compute_capability": 8.0}, ("9.0 (Hopper)", "8.0")),
-        ({"dtype": "float32"}, ("bfloat16 or float16", "float32")),
-        ({"k": 2056}, ("multiples of 64", "2056 x 1408")),
-        ({"m": 2**22}, ("2^31 - 1", "4,194,304")),
-    ],
-)
-def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(change: dict, parts: tuple[str, ...]) -> None:
-    with refused("'mosaic'", *parts, error=Unsupported):
-        REGISTRY.choose("mosaic", replace(GPU, **change))
-    assert REGISTRY.choose("auto", replace(GPU, **change)).rejected["mosaic"]
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"platform": "cpu", "compute_capability": None}, ("NVIDIA GPU", "cpu")),
-        ({"compute_capability": 7.5}, ("8.0 (Ampere)", "7.5")),
-        ({"dtype": "float32"}, ("bfloat16 or float16", "float32")),
-        ({"m": 2**22}, ("2^31 - 1", "4,194,304")),
-    ],
-)
-def test_what_the_kernel_for_ampere_does_not_compute_is_refused(change: dict, parts: tuple[str, ...]) -> None:
-    with refused("'triton'", *parts, error=Unsupported):
-        REGISTRY.choose("triton", replace(GPU, **change))
-    assert REGISTRY.choose("triton", replace(GPU, compute_capability=8.0, k=2056)).name == "triton", "any sides"
-
-
-def test_auto_takes_the_kernel_only_where_a_record_states_that_it_was_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
-    assert REGISTRY.choose("auto", GPU).rejected["mosaic"] == UNVERIFIED
-    assert UNVERIFIED in REGISTRY.choose("mosaic", GPU).reason and not REGISTRY.choose("mosaic", GPU).verified
-    kernel = "grouped_matmul/mosaic"
-    record = Record(kernel, "NVIDIA H200", 132, "2026-11-23", tuple(versions().items()), digest(kernel))
-    monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
-    chosen = REGISTRY.choose("auto", GPU)
-    assert chosen.name == "mosaic" and chosen.rejected["xla"] == "mosaic is preferred"
 
 
 @pytest.mark.parametrize(("wide", "tile"), [(1536, 256), (1408, 128), (2880, 192), (64, 128), (2048, 256), (960, 192)])

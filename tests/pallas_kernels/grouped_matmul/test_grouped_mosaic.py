@@ -1,31 +1,22 @@
-"""The Hopper kernels of the grouped matmul in the simulator of Mosaic GPU against float64, and compiled for H100s."""
+"""The Hopper and Blackwell kernels of the grouped matmul in the simulator of Mosaic GPU against float64, and compiled.
+
+The simulator watches what tcgen05 reads and writes; of pairs of multiprocessors it simulates nothing.
+"""
 
 import re
-from typing import NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
+from pallas_kernels.grouped_matmul import mosaic
+from pallas_kernels.grouped_matmul.mosaic.blackwell import TensorMemoryKernel
 from tests.gpu_compile import in_child
 from tests.pallas_kernels import machine_code
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
-from tests.pallas_kernels.grouped_matmul.grouped64 import arrays, by, expected, worst
-
-SHARED = machine_code.SHARED["h100"]
-
-
-class Case(NamedTuple):
-    """Rows, widths and sizes of groups."""
-
-    m: int
-    k: int
-    n: int
-    sizes: tuple[int, ...]
-    dtype: str = "bfloat16"
-
+from tests.pallas_kernels.grouped_matmul.grouped64 import PUBLIC, Case, by, errors
 
 CASES = {
     "groups that begin anywhere": Case(90, 128, 64, (3, 0, 70, 1)),
@@ -36,27 +27,41 @@ CASES = {
     "whole tiles": Case(256, 64, 64, (128, 128)),
     "float16, not full": Case(77, 192, 128, (70, 7), "float16"),
     "more than there is room for": Case(40, 64, 64, (30, 30)),
-    "as in tokamax, 8 equal groups": Case(128, 64, 128, (16,) * 8),
-    "as in JAX, 16 groups of any size": Case(
-        164, 64, 128, (3, 21, 0, 8, 14, 2, 30, 1, 9, 16, 5, 12, 0, 27, 6, 10), "float16"
-    ),
+    **{name: case._replace(n=-(-case.n // 64) * 64) for name, case in PUBLIC.items()},
 }
+FIRST = "groups that begin anywhere"
 
 
-@pytest.mark.matrix(quick=("groups that begin anywhere",), ci=1)
+def watch(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate the kernel of such a GPU, and what its tensor cores read."""
+    if kernel == "b200":
+        monkeypatch.setattr(mosaic, "kind", lambda: TensorMemoryKernel)
+    else:
+        watch_tensor_cores(monkeypatch, late_in="add", seconds=0.02, in_flight=1)
+
+
+@pytest.mark.matrix(quick=(f"h100-{FIRST}", f"b200-{FIRST}"), ci=2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("kernel", ["h100", "b200"])
 def test_simulated_kernels_are_as_near_to_float64_as_plain_jax_and_without_a_race(
-    case: Case, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    kernel: str, case: Case, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What lies beside the groups is no number: nothing of it may reach a result."""
-    watch_tensor_cores(monkeypatch, late_in="add", seconds=0.02, in_flight=1)
-    rows, weights, d_out = arrays(case.m, len(case.sizes), case.k, case.n, case.dtype)
-    behind = sum(case.sizes)
-    rows, d_out = (x.at[behind:].set(jnp.nan) for x in (rows, d_out))
-    wanted = expected(rows, weights, d_out, case.sizes)
-    low = worst(by("xla", rows, weights, d_out, case.sizes), wanted)
-    assert worst(by("mosaic", rows, weights, d_out, case.sizes, interpret=True), wanted) <= 2 * low
+    watch(kernel, monkeypatch)
+    found, plain = errors("mosaic", case)
+    assert found <= 2 * plain
     assert REPORTED not in capfd.readouterr().out
+
+
+@pytest.mark.long
+def test_a_race_is_seen_where_products_do_not_wait_for_zeros(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    watch("b200", monkeypatch)
+    multiply = TensorMemoryKernel.multiply_tile
+    early = lambda self, arrays, memory, at: multiply(self, arrays, memory._replace(hidden=None), at)
+    monkeypatch.setattr(TensorMemoryKernel, "multiply_tile", early)
+    errors("mosaic", Case(140, 64, 64, (3, 0, 131, 1)))
+    assert REPORTED in capfd.readouterr().out
 
 
 COMPILED = {
@@ -67,19 +72,24 @@ COMPILED = {
 }
 
 
-@pytest.mark.matrix(quick=("128 and 256 columns",), ci=1)
+@pytest.mark.matrix(quick=("h100-128 and 256 columns", "b200-128 and 256 columns"), ci=2)
 @pytest.mark.parametrize("shape", COMPILED.values(), ids=COMPILED)
-def test_compiled_kernels_spill_nothing_and_have_two_products_in_flight(shape: tuple) -> None:
-    [found] = in_child("tests.pallas_kernels.grouped_matmul.gpu_grouped:all_of", [["h100", *shape]])
+@pytest.mark.parametrize("gpu", ["h100", "b200"])
+def test_compiled_kernels_spill_nothing_and_have_two_products_in_flight(gpu: str, shape: tuple[Any, ...]) -> None:
+    found = in_child("tests.pallas_kernels.grouped_matmul.gpu_grouped:kernels", gpu, *shape)
     of_rows, of_weights = "grouped_matmul_of_rows", "grouped_matmul_of_weights"
     assert sorted(kernel["name"] for kernel in found["kernels"]) == [of_rows, of_rows, of_weights]
-    assert max(found["shared"]) <= SHARED
+    assert max(found["shared"]) <= machine_code.SHARED[gpu]
     assert found["temporary"] < 2**20, "nothing of the size of rows or weights"
     for kernel in found["kernels"]:
         machine_code.check(kernel)
-        assert kernel["wgmma"] > 0 and kernel["tma"] > 0, kernel
-        assert kernel["waits"] == [0, 1], "a product is waited for when the next is under way, and the last at the end"
-        assert kernel["setmaxnreg"] == [*REGISTERS], kernel
+        assert kernel["tma"] > 0, kernel
+        if gpu == "b200":
+            assert kernel["tcgen05"] == 4 and kernel["wgmma"] == 0, kernel
+            assert kernel["registers"] <= 128, "four warpgroups share 65,536"
+        else:
+            assert kernel["wgmma"] > 0 and kernel["setmaxnreg"] == [*REGISTERS], kernel
+            assert kernel["waits"] == [0, 1], "a product is waited for when the next is under way, the last at the end"
 
 
 @pytest.mark.parametrize("processors", [78, 114])

@@ -1,7 +1,6 @@
-"""Linear attention by kernels: against float64, in Mosaic GPU's simulator, compiled for H100s, and which one runs."""
+"""Linear attention by kernels: against float64, in Mosaic GPU's simulator and compiled for H100s."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +15,6 @@ from pallas_kernels.attention.mosaic.registers import row_values
 from pallas_kernels.linear_attention import derivative, mosaic, reference
 from pallas_kernels.linear_attention.mosaic import passing, steps
 from pallas_kernels.linear_attention.mosaic.operands import Operands
-from pallas_kernels.linear_attention.registry import REGISTRY, Request
-from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
 from tests.pallas_kernels import machine_code
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
@@ -146,36 +143,10 @@ COMPILED = {
 @pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("sizes", COMPILED.values(), ids=COMPILED)
 def test_compiled_kernels_spill_nothing(sizes: tuple) -> None:
-    [found] = in_child("tests.pallas_kernels.linear_attention.gpu_linear_attention:all_of", [list(sizes)])
+    found = in_child("tests.pallas_kernels.linear_attention.gpu_linear_attention:kernels", *sizes)
     names = ["linear_attention_backward", "linear_attention_forward"]
     assert sorted(kernel["name"] for kernel in found["kernels"]) == names
     assert max(found["shared"]) <= machine_code.SHARED["h100"]
     for kernel in found["kernels"]:
         machine_code.check(kernel)
         assert kernel["wgmma"] > 0 and kernel["tma"] > 0, kernel
-
-
-HOPPER = Request(
-    64, 16, 64, 128, 128, True, platform="gpu", dtype="bfloat16", compute_capability=9.0, gpu="NVIDIA H100 80GB HBM3",
-    processors=132,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"platform": "cpu"}, "NVIDIA GPU"),
-        ({"compute_capability": 8.0}, "Hopper"),
-        ({"dtype": "float32"}, "bfloat16, not float32"),
-        ({"key": 96}, "64, 128, 192 or 256 dims, not 96"),
-        ({"value": 96}, "a multiple of 64 dims, not 96"),
-        ({"size": 32}, "64 tokens, not 32"),
-        ({"chunks": 2**17}, "2\\^31"),
-    ],
-)
-def test_what_the_kernels_do_not_compute_is_refused_with_the_reason(changed: dict[str, Any], why: str) -> None:
-    asked = replace(HOPPER, **changed)
-    with pytest.raises(Unsupported, match=why):
-        REGISTRY.choose("mosaic", asked)
-    chosen = REGISTRY.choose("auto", asked)
-    assert chosen.name == "xla" and chosen.rejected["mosaic"] == REGISTRY["mosaic"].supports(asked)

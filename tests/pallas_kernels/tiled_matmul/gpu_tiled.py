@@ -1,35 +1,43 @@
-"""The matmul of tiles compiled for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
+"""The matmuls of tiles compiled for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from pallas_kernels.tiled_matmul import tiled_matmul
-from tests.gpu_compile import h100s
+from pallas_kernels.tiled_matmul import tiled_matmul, tiled_weight_gradients
 from tests.pallas_kernels.mosaic_compile import compiled_kernels
+from tests.pallas_kernels.over_eight import ROWS, over_eight
 
 
-def kernel(m: int, n: int, k: int, squares: bool, dtype: str, left: str, right: str) -> dict[str, Any]:
-    """The product of `m` rows on each of 8 GPUs with one matrix, in a checked `shard_map` over rows."""
-    mesh = Mesh(np.array(h100s("1x1x8")).reshape(8), ("data",), axis_types=(AxisType.Auto,))
-    split, whole = PartitionSpec("data"), PartitionSpec()
+class Compiled(NamedTuple):
+    """The arguments of `kernel`, of one GPU."""
 
-    def local(left: jax.Array, of_left: jax.Array, right: jax.Array, of_right: jax.Array) -> jax.Array:
-        return tiled_matmul(left, of_left, right, of_right, jnp.dtype(dtype), implementation="mosaic")
-
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(split, split, whole, whole), out_specs=split)
-    shape = lambda spec, of, *sizes: jax.ShapeDtypeStruct(sizes, of, sharding=NamedSharding(mesh, spec))
-    of_right = n // 128 if squares else n
-    given = (
-        shape(split, left, 8 * m, k), shape(split, "float32", 8 * m, k // 128),
-        shape(whole, right, n, k), shape(whole, "float32", of_right, k // 128),
-    )  # fmt: skip
-    return compiled_kernels(mapped, *given)
+    m: int
+    n: int
+    k: int
+    groups: int = 0
+    of: str = "rows"
+    squares: bool = True
+    dtype: str = "bfloat16"
+    left: str = "float8_e4m3fn"
+    right: str = "float8_e4m3fn"
 
 
-def all_of(configurations: list[list[Any]]) -> list[dict[str, Any]]:
-    """What `kernel` finds of each, in one process."""
-    return [kernel(*configuration) for configuration in configurations]
+def kernel(
+    m: int, n: int, k: int, groups: int, of: Literal["rows", "weights"], squares: bool, dtype: str, *forms: str
+) -> dict[str, Any]:
+    """The product of `m` rows on each of 8 GPUs with one matrix, or with those of groups, or the gradients of these; in
+    a checked `shard_map` over rows and groups."""
+    split, (left, right), function = ROWS, forms, tiled_weight_gradients
+    operands = [(split, left, m, k), (split, "float32", m // 128, k)]
+    operands += [(split, right, m, n), (split, "float32", m // 128, n)]
+    if of == "rows":
+        function, stack, spec = tiled_matmul, (groups,) if groups else (), split if groups else PartitionSpec()
+        operands = [(split, left, m, k), (split, "float32", m, k // 128), (spec, right, *stack, n, k)]
+        operands += [(spec, "float32", *stack, n // 128 if squares else n, k // 128)]
+    operands += [(split, "int32", groups)] if groups else []
+    local = partial(function, dtype=jnp.dtype(dtype), implementation="mosaic")
+    mapped, arguments = over_eight(local, *operands)
+    return compiled_kernels(mapped, *arguments)

@@ -271,5 +271,5 @@ _CALLS = {
     r"__cudnn\$blockScaledDot$": _block_scaled,
 }
 """Rules of XLA's custom calls, by pattern of the target."""
-_KERNELS = {"grouped_matmul_of_": _grouped, "tiled_matmul": _grouped, "linear_attention_": _chunks}
+_KERNELS = {"grouped_matmul_of_": _grouped, "tiled_matmul_of_": _grouped, "linear_attention_": _chunks}
 """Rules of the kernels of `pallas_kernels`, by pattern of the name."""

@@ -8,7 +8,7 @@ gets.
 
 import itertools
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,61 +16,44 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from pallas_kernels.attention import MaskInputs, Settings, compute_delta, reference
-from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, matmuls, refusal
+from pallas_kernels.attention import MaskInputs, Settings
+from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, matmuls
 from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
-from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
+from tests.pallas_kernels.attention import cases
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
-from tests.pallas_kernels.attention.triton.test_triton import MASKS
-from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
+from tests.pallas_kernels.dense64 import Tokens, pairs
 from tests.pallas_kernels.test_masks import random_tokens
 from tests.sentences import refused
 
-TIMES = 2.0
-"""Errors are at most so many times those of the plain JAX form in the same dtype ..."""
-FLOOR = 3e-6
-"""... or below this: log-sum-exps are float32 in both."""
 
-
-class Case(NamedTuple):
-    """One combination, of a row of two documents and padding where no tokens are given."""
-
-    mask: Mask
-    length: int = 150
-    heads: int = 2
-    kv_heads: int = 1
-    widths: tuple[int, int] = (64, 64)
-    softcap: float | None = None
-    dtype: str = "bfloat16"
-    deterministic: bool = False
-    queries: slice = slice(None)
-    results: Literal["float32", "inputs"] = "float32"
-    louder: float = 1.0
-    """By what queries are multiplied."""
-    neighbours: bool = False
-    """Whether kernels may assume that indices grow by one."""
+def hopper(
+    mask: Mask, length: int = 150, heads: int = 2, kv_heads: int = 1, widths: tuple[int, int] = (64, 64),
+    softcap: float | None = None, **more: Any,
+) -> cases.Case:  # fmt: skip
+    """A case with the defaults of rows for Hopper."""
+    return cases.Case(mask, length, heads, kv_heads, widths, softcap, **more)
 
 
 CASES = {
-    "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True, louder=4.0)
+    "packed-window-softcap": hopper(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True, louder=4.0)
 }
 LONG = {
-    "causal-fused": Case(Mask(), 203, results="inputs", neighbours=True),
-    "one-token": Case(Mask(), 1),
-    "full-float16": Case(Mask(causal=False), 150, 1, 1, widths=(128, 128), dtype="float16"),
-    "full": Case(Mask(causal=False), 203, 1, 1, results="inputs"),
-    "packed-width-96": Case(Mask(segmented=True), 150, 1, 1, widths=(96, 96)),
-    "causal-deterministic": Case(Mask(), 150, 1, 1, deterministic=True),
-    "packed-width-96-deterministic": Case(Mask(segmented=True), 150, 1, 1, (96, 96), deterministic=True),
-    "causal-width-128-deterministic": Case(Mask(), 150, 2, 1, (128, 128), deterministic=True, neighbours=True),
-    "window-softcap-width-128": Case(Mask(window=60), 150, 2, 1, (128, 128), 2.0),
-    "causal-softcap-fused": Case(Mask(), 150, softcap=2.0, louder=4.0),
-    "window-two-widths": Case(Mask(window=20), 70, 1, 1, (192, 128), deterministic=True, neighbours=True),
-    "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),
-    "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113), results="inputs"),
+    "causal-fused": hopper(Mask(), 203, results="inputs", neighbours=True),
+    "one-token": hopper(Mask(), 1),
+    "full-float16": hopper(Mask(causal=False), 150, 1, 1, widths=(128, 128), dtype="float16"),
+    "full": hopper(Mask(causal=False), 203, 1, 1, results="inputs"),
+    "packed-width-96": hopper(Mask(segmented=True), 150, 1, 1, widths=(96, 96)),
+    "causal-deterministic": hopper(Mask(), 150, 1, 1, deterministic=True),
+    "packed-width-96-deterministic": hopper(Mask(segmented=True), 150, 1, 1, (96, 96), deterministic=True),
+    "causal-width-128-deterministic": hopper(Mask(), 150, 2, 1, (128, 128), deterministic=True, neighbours=True),
+    "window-softcap-width-128": hopper(Mask(window=60), 150, 2, 1, (128, 128), 2.0),
+    "causal-softcap-fused": hopper(Mask(), 150, softcap=2.0, louder=4.0),
+    "window-two-widths": hopper(Mask(window=20), 70, 1, 1, (192, 128), deterministic=True, neighbours=True),
+    "prefix-two-widths": hopper(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),
+    "some-queries-width-256": hopper(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113), results="inputs"),
 }
 
 
@@ -80,61 +63,31 @@ def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
     watch_tensor_cores(monkeypatch, late_in="product_over_halves", seconds=0.1)
 
 
-def tokens_of(case: Case) -> Tokens:
+def tokens_of(case: cases.Case) -> Tokens:
+    """A row of two documents and padding."""
     row = np.zeros((1, case.length), np.int32)
     row[0, : -(-case.length * 9 // 10)] = 2
     row[0, : case.length // 3] = 1
     return Tokens.whole_rows(row, np.array([case.length // 2], np.int32)).queries(case.queries)
 
 
-def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
-    rng, queries, keys = np.random.default_rng(0), tokens.q_indices.shape[1], tokens.kv_indices.shape[1]
-    (wide, value), heads, kv_heads = case.widths, case.heads, case.kv_heads
-    shapes = {
-        "q": (queries, heads, wide), "k": (keys, kv_heads, wide), "v": (keys, kv_heads, value),
-        "d_out": (queries, heads, value),
-    }  # fmt: skip
-    inputs = {name: jnp.asarray(rng.normal(size=(1, *shape)), case.dtype) for name, shape in shapes.items()}
-    inputs["q"] *= case.louder
-    return inputs | {"d_lse": jnp.asarray(rng.normal(size=(1, queries, heads)), jnp.float32)}
-
-
-def run(kernels: Any, case: Case, tokens: Tokens, inputs: dict[str, Any]) -> dict[str, Any]:
-    scale, neighbours = case.widths[0] ** -0.5, case.neighbours
-    options = Settings(case.mask, scale, case.softcap, neighbours=neighbours, results=case.results, interpret=True)
-    given_tokens = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
-    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
-    # The simulator knows one launch at a time, so that a backward of several is not compiled as one program.
-    once = kernels is reference.KERNELS or (kernels is KERNELS and TABLE[case.widths].fused is not None)
-    backward = partial(kernels.backward, options)
-    out, lse = jax.jit(partial(kernels.forward, options))(q, k, v, given_tokens)
-    delta = compute_delta(out, d_out, lse, d_lse)
-    dq, dk, dv = (jax.jit(backward) if once else backward)(q, k, v, given_tokens, lse, delta, d_out)
-    results = {"out": out, "dq": dq, "dk": dk, "dv": dv}
-    return {name: x.astype(options.result_dtype(q)) for name, x in results.items()} | {"lse": lse}
-
-
-def check(case: Case, tokens: Tokens, capfd: pytest.CaptureFixture[str]) -> None:
-    inputs = random_inputs(case, tokens)
-    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
-    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
+def check(case: cases.Case, tokens: Tokens, capfd: pytest.CaptureFixture[str]) -> None:
     kernels = DETERMINISTIC_KERNELS if case.deterministic else KERNELS
-    found, plain = (worst(run(which, case, tokens, inputs), expected) for which in (kernels, reference.KERNELS))
-    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
+    cases.check(kernels, case, tokens, apart=case.deterministic or TABLE[case.widths].fused is None)
     assert REPORTED not in capfd.readouterr().out
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(
-    case: Case, capfd: pytest.CaptureFixture[str]
+    case: cases.Case, capfd: pytest.CaptureFixture[str]
 ) -> None:
     check(case, tokens_of(case), capfd)
 
 
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("case", LONG.values(), ids=LONG)
-def test_so_are_they_for_more_lengths_widths_and_masks(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
+def test_so_are_they_for_more_lengths_widths_and_masks(case: cases.Case, capfd: pytest.CaptureFixture[str]) -> None:
     check(case, tokens_of(case), capfd)
 
 
@@ -151,10 +104,10 @@ def test_every_entry_of_the_tables_is_simulated() -> None:
     assert entries == simulated
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("mask", cases.MASKS, ids=str)
 def test_limits_hide_all_but_the_pairs_that_the_mask_keeps(mask: Mask) -> None:
     tokens = random_tokens(0)
-    kept, named = pairs(mask, tokens), MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    kept, named = pairs(mask, tokens), cases.mask_inputs(tokens)
     queries, keys = query_limits(mask, named, 2), key_tokens(mask, named, 3)
     ones = jnp.ones((queries.shape[0], queries.shape[2], keys.shape[2]))
     hidden = Limits.of(mask).hide(ones, 0.0, lambda i: queries[:, i, :, None], lambda i: keys[:, i, None, :])
@@ -169,30 +122,6 @@ def test_a_long_packed_row_visits_few_blocks() -> None:
     found = jax.jit(partial(visits, Limits.of(mask), q_block=128, kv_block=128, of_keys=False))(*made)
     assert np.array_equal(np.asarray(found.lengths)[0, :, 1], np.tile([1, 2, 3, 4], 8))
     assert np.array_equal(np.asarray(found.lengths)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
-
-
-REQUEST = Request(8, 2, 128, 128, platform="gpu", dtype="bfloat16", compute_capability=9.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "why_not"),
-    [
-        ({}, None),
-        ({"width": 192}, None),
-        ({"width": 80, "value_width": 80}, "width of 64, 96, 128, 192/128, 256, not 80/80"),
-        ({"dtype": "float32"}, "bfloat16 or float16, not float32"),
-        ({"compute_capability": 8.0}, "Hopper"),
-        ({"platform": "cpu", "compute_capability": None}, "the platform is cpu"),
-        ({"scale": -1.0}, "scale of the scores above 0, not -1"),
-        ({"queries": 2**22}, "2^31 - 1 elements"),
-    ],
-)
-def test_what_it_cannot_do_it_refuses_with_the_reason(change: dict, why_not: str | None) -> None:
-    reason = refusal(Request(**{**REQUEST.__dict__, **change}))
-    if why_not is None:
-        assert reason is None
-    else:
-        assert reason is not None and why_not in reason
 
 
 def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:
@@ -219,14 +148,13 @@ def test_values_are_loaded_over_once_the_product_that_reads_them_is_over(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Of four blocks in two places; a consumer that gives one back while its product is under way is a race."""
-    case = Case(Mask(causal=False), 580, 1, 1, results="inputs", queries=slice(0, 64))
+    case = hopper(Mask(causal=False), 580, 1, 1, results="inputs", queries=slice(0, 64))
     tokens = tokens_of(case)
-    inputs = random_inputs(case, tokens)
+    inputs = cases.random_inputs(case, tokens)
     beside = matmuls.Simulated.beside
 
     def attended() -> jax.Array:
-        options = Settings(case.mask, 0.125, results="inputs", interpret=True)
-        named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+        options, named = case.settings, cases.mask_inputs(tokens)
         out, _ = jax.jit(lambda *x: KERNELS.forward(options, *x, named))(inputs["q"], inputs["k"], inputs["v"])
         return jax.block_until_ready(out)
 
@@ -244,3 +172,20 @@ def test_values_are_loaded_over_once_the_product_that_reads_them_is_over(
     monkeypatch.setattr(matmuls.Simulated, "beside", staticmethod(early))
     attended()
     assert REPORTED in capfd.readouterr().out
+
+
+@pytest.mark.long
+def test_parts_of_the_keys_merged_by_their_log_sum_exp_are_attention_over_all(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As a step of a ring asks for them. Queries before the second part see none of it: its output is 0 there and its
+    log-sum-exp -inf."""
+    case, cut = hopper(Mask(segmented=True), 150, 1, 1), 80
+    tokens = tokens_of(case)
+    inputs = cases.random_inputs(case, tokens)
+    picks = [np.arange(cut), np.arange(cut, 150)]
+    found, [(first, _), (second, second_lse)] = cases.merged_parts(KERNELS, case, tokens, inputs, picks)
+    assert first.dtype == second.dtype == jnp.float32, "what is merged is not rounded before"
+    assert bool((second_lse[:, :cut] == -jnp.inf).all()) and not second[:, :cut].any()
+    cases.check_errors(found, case, tokens, inputs, cases.expected(case, tokens, inputs))
+    assert REPORTED not in capfd.readouterr().out

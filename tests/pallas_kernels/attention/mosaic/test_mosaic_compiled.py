@@ -122,8 +122,8 @@ def _name(configuration: Configuration) -> str:
 @pytest.mark.matrix(quick=(_name(DEFAULT),), ci=2)
 @pytest.mark.parametrize("configuration", [DEFAULT, *OTHERS], ids=_name)
 def test_kernels_use_tensor_cores_and_tma_and_spill_nothing(configuration: Configuration) -> None:
-    arguments = [[*configuration.widths, *configuration[1:]]]
-    [found] = in_child("tests.pallas_kernels.attention.mosaic.gpu_mosaic:all_of", arguments)
+    child = "tests.pallas_kernels.attention.mosaic.gpu_mosaic:kernels"
+    found = in_child(child, *configuration.widths, *configuration[1:])
     check(configuration, found)
 
 

@@ -10,19 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental.topologies import get_topology_desc
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.attention.sinks import with_sinks
-from jaxpar.compiler.targets import target_config
-from jaxpar.hardware.catalogue import gpu_named
 from pallas_kernels import flash_attention
 from pallas_kernels.attention import MaskInputs, Settings
 from pallas_kernels.attention.triton import KERNELS
 from pallas_kernels.masks import Mask
 from tests.gpu_compile import QUICKLY
 from tests.pallas_kernels import machine_code
+from tests.pallas_kernels.over_eight import HEADS, ROWS, over_eight
 
 ARCHITECTURES = {"a100-80": "sm_80", "h100": "sm_90a", "b200": "sm_100a"}
 
@@ -34,11 +30,6 @@ def ptxas() -> str:
     return next(str(file) for root in spec.submodule_search_locations for file in Path(root).glob("*/bin/ptxas"))
 
 
-def kernels(gpu: str, *configurations: tuple[int, int, str, float | None]) -> list[dict[str, dict[str, Any]]]:
-    """The report of ptxas on kernels, by widths of queries and keys, and of values, form and soft-cap."""
-    return [of_form(gpu, *configuration) for configuration in configurations]
-
-
 def of_form(
     gpu: str, width: int, value_width: int, form: str, softcap: float | None = None
 ) -> dict[str, dict[str, Any]]:
@@ -47,9 +38,6 @@ def of_form(
     `form` is "packed", "packed, sinks", "causal" alone, or "packed, in lists" for tokens of which nothing is known of
     their order.
     """
-    devices = get_topology_desc(gpu, "cuda", target_config=target_config(gpu_named(gpu)), topology="1x1x8").devices
-    mesh = Mesh(np.array(devices).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
-    heads, rows = PartitionSpec("batch", None, "heads"), PartitionSpec("batch")
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
         given = None if form == "causal" else segments
@@ -67,10 +55,9 @@ def of_form(
             return out, lse, *pull(pull_sinks(out))
         return out, lse, *pull((out, lse))
 
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=(heads,) * 5)
-    shape = lambda spec, dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
-    of_heads = lambda number, width: shape(heads, jnp.bfloat16, 4, 2000, number, width)
-    arguments = (of_heads(8, width), of_heads(4, width), of_heads(4, value_width), shape(rows, jnp.int32, 4, 2000))
+    of_heads = (HEADS, jnp.bfloat16, 1, 2000)
+    operands = (*of_heads, 4, width), (*of_heads, 2, width), (*of_heads, 2, value_width)
+    mapped, arguments = over_eight(local, *operands, (ROWS, jnp.int32, 1, 2000), gpu=gpu, heads=2, out=HEADS)
     with TemporaryDirectory() as folder:
         options = QUICKLY | {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
         jax.jit(mapped).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=options)

@@ -1,7 +1,7 @@
 """The Triton kernels in Pallas' interpreter, which puts NaN past the end of an array, against float64."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,38 +11,25 @@ from hypothesis import given, settings
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jaxpar.attention.ring import merge
-from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, compute_delta, reference, triton
+from pallas_kernels.attention import ForwardBackward, MaskInputs, triton
 from pallas_kernels.attention.triton.lists import per_key_block, per_query_block
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
 from pallas_kernels.masks import Mask
-from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
+from tests.pallas_kernels.attention.cases import (
+    FLOOR,
+    Case,
+    check,
+    mask_inputs,
+    merged_parts,
+    random_inputs,
+    results,
+)
+from tests.pallas_kernels.dense64 import Tokens, worst
 from tests.pallas_kernels.test_masks import packed_rows
-
-TIMES = 2.0
-"""Errors are at most so many times those of the plain JAX form in the same dtype ..."""
-FLOOR = 3e-6
-"""... or below this: log-sum-exps are float32 in both."""
 
 TILE = Tile(queries=16, keys=32, warps=4, stages=2)
 TILES = Tiles(TILE, TILE, Tile(queries=32, keys=16, warps=4, stages=2))
 KERNELS = ForwardBackward(partial(triton.forward, tile=TILE), partial(triton.backward, tiles=TILES))
-
-
-class Case(NamedTuple):
-    """One combination."""
-
-    mask: Mask
-    length: int = 50
-    heads: int = 4
-    kv_heads: int = 2
-    width: int = 16
-    value_width: int = 16
-    softcap: float | None = None
-    dtype: str = "bfloat16"
-    queries: slice = slice(None)
-    neighbours: bool = False
-    """What blocks visit is an interval, not a list."""
 
 
 CASES = {
@@ -54,12 +41,12 @@ CASES = {
 }
 LONG = {
     "causal-113": Case(Mask(), 113, 2, 1),
-    "packed-203-width-96": Case(Mask(segmented=True), 203, 2, 1, 96, 96),
+    "packed-203-width-96": Case(Mask(segmented=True), 203, 2, 1, (96, 96)),
     "window-both-ways": Case(Mask(causal=False, window=9), 64, 2, 2),
     "packed-both-ways": Case(Mask(causal=False, segmented=True), 70, 2, 2),
     "prefix-window-packed": Case(Mask(window=15, segmented=True, prefix=True), 70),
-    "two-widths": Case(Mask(), 40, 2, 2, 192, 128),
-    "multiples-of-tiles": Case(Mask(), 64, 2, 2, 64, 64),
+    "two-widths": Case(Mask(), 40, 2, 2, (192, 128)),
+    "multiples-of-tiles": Case(Mask(), 64, 2, 2, (64, 64)),
 }
 
 
@@ -72,62 +59,22 @@ def tokens_of(case: Case) -> Tokens:
     return Tokens.whole_rows(rows, np.array([length // 4, length - 3], np.int32)).queries(case.queries)
 
 
-def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
-    rng, (batch, queries), keys = np.random.default_rng(0), tokens.q_indices.shape, tokens.kv_indices.shape[1]
-    shapes = {
-        "q": (queries, case.heads, case.width),
-        "k": (keys, case.kv_heads, case.width),
-        "v": (keys, case.kv_heads, case.value_width),
-        "d_out": (queries, case.heads, case.value_width),
-    }
-    inputs = {name: jnp.asarray(rng.normal(size=(batch, *shape)), case.dtype) for name, shape in shapes.items()}
-    return inputs | {"d_lse": jnp.asarray(rng.normal(size=(batch, queries, case.heads)), jnp.float32)}
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def run(
-    kernels: ForwardBackward, options: Settings, tokens: MaskInputs, inputs: dict[str, Any]
-) -> dict[str, jax.Array]:
-    """Output, log-sum-exp and gradients, all float32."""
-    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
-    out, lse = kernels.forward(options, q, k, v, tokens)
-    delta = compute_delta(out, d_out, lse, d_lse)
-    dq, dk, dv = kernels.backward(options, q, k, v, tokens, lse, delta, d_out)
-    return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
-
-
-def errors(case: Case, tokens: Tokens) -> tuple[dict[str, float], dict[str, float]]:
-    """Of the kernels, and of the plain JAX form."""
-    inputs = random_inputs(case, tokens)
-    options = Settings(case.mask, case.width**-0.5, case.softcap, neighbours=case.neighbours, interpret=True)
-    given_tokens = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
-    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
-    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
-    found, plain = (run(kernels, options, given_tokens, inputs) for kernels in (KERNELS, reference.KERNELS))
-    return worst(found, expected), worst(plain, expected)
-
-
-def check(case: Case, tokens: Tokens) -> None:
-    found, plain = errors(case, tokens)
-    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
-
-
 @pytest.mark.matrix(quick=1, ci=2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(case: Case) -> None:
-    check(case, tokens_of(case))
+    check(KERNELS, case, tokens_of(case))
 
 
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("case", LONG.values(), ids=LONG)
 def test_so_are_they_for_more_lengths_widths_and_masks(case: Case) -> None:
-    check(case, tokens_of(case))
+    check(KERNELS, case, tokens_of(case))
 
 
 @settings(max_examples=15, deadline=None)
 @given(segments=packed_rows(length=43))
 def test_any_packing_of_a_row_equals_float64(segments: np.ndarray) -> None:
-    check(Case(Mask(segmented=True), 43, 2, 1), Tokens.whole_rows(segments))
+    check(KERNELS, Case(Mask(segmented=True), 43, 2, 1), Tokens.whole_rows(segments))
 
 
 def test_what_lies_past_the_end_of_an_array_is_nan_here() -> None:
@@ -146,37 +93,14 @@ def test_parts_of_a_row_merge_into_the_whole_and_results_are_the_same_bits_in_ev
     case = Case(Mask(segmented=True), 48, 2, 1)
     tokens = tokens_of(case)
     inputs = random_inputs(case, tokens)
-    options = Settings(case.mask, case.width**-0.5, interpret=True)
-    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
-    indices, segments = jnp.asarray(tokens.q_indices), jnp.asarray(tokens.q_segments)
-    whole_tokens = MaskInputs(indices, indices, segments, segments)
-    whole = run(KERNELS, options, whole_tokens, inputs)
-    for name, again in run(KERNELS, options, whole_tokens, inputs).items():
+    whole = results(KERNELS, case.settings, mask_inputs(tokens), inputs)
+    for name, again in results(KERNELS, case.settings, mask_inputs(tokens), inputs).items():
         assert np.array_equal(again, whole[name], equal_nan=True), name
-
-    forward, backward = (jax.jit(partial(f, options)) for f in KERNELS.__dict__.values())
-    halves = (
-        [slice(0, 12), slice(36, 48)],
-        [slice(12, 24), slice(24, 36)],
-    )  # of a rank that holds both ends, and another
-    picks = [np.concatenate([np.arange(48)[part] for part in half]) for half in halves]
-    parts = [
-        (k[:, pick], v[:, pick], MaskInputs(indices, indices[:, pick], segments, segments[:, pick])) for pick in picks
-    ]
-    out, lse = merge(*(forward(q, *part) for part in parts))
-    delta = compute_delta(out, d_out, lse, d_lse)
-    found = [backward(q, *part, lse, delta, d_out) for part in parts]
-    dq = sum(dq for dq, _, _ in found)
-    dk, dv = (np.zeros(x.shape, np.float32) for x in (k, v))
-    for pick, (_, dk_part, dv_part) in zip(picks, found, strict=True):
-        dk[:, pick], dv[:, pick] = dk_part, dv_part
-    merged = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+    both_ends = np.r_[0:12, 36:48]  # of a rank, and the rest of another
+    merged, _ = merged_parts(KERNELS, case, tokens, inputs, [both_ends, np.arange(12, 36)])
     # In bfloat16 the probabilities of a part are rounded relative to another peak.
     apart = worst(merged, {name: np.asarray(x, np.float64) for name, x in whole.items()})
     assert max(apart.values()) <= 1e-2 and apart["lse"] <= FLOOR, apart
-
-
-MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmented=True, prefix=True), Mask(window=2)]
 
 
 def test_nothing_but_the_diagonal_is_cut_or_visited_in_vain_under_a_causal_mask() -> None:

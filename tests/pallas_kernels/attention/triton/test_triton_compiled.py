@@ -25,8 +25,8 @@ FORMS = {
 def test_kernels_use_tensor_cores_and_spill_nothing(
     gpu: str, width: int, value_width: int, form: str, softcap: float | None
 ) -> None:
-    kernels = "tests.pallas_kernels.attention.triton.gpu_attention:kernels"
-    [found] = in_child(kernels, gpu, (width, value_width, form, softcap))
+    child = "tests.pallas_kernels.attention.triton.gpu_attention:of_form"
+    found = in_child(child, gpu, width, value_width, form, softcap)
     assert found.keys() == {f"attention_{kind}_{width}" for kind in ("forward", "dq", "dkv")}
     for name, resources in found.items():
         machine_code.check(resources)

@@ -4,7 +4,7 @@ import pytest
 
 from pallas_kernels import bounds
 from pallas_kernels.attention.mosaic.tiles import TABLE
-from pallas_kernels.expected import (
+from pallas_kernels.bounds import (
     B200,
     H100,
     PCIE_L2,
