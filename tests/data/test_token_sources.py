@@ -127,16 +127,10 @@ def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
         ({"path": "a", "separator": 3}, None, ("data.separator=3", "expected 256")),
         ({"sources": ["a", "other"]}, None, ("other'", "another tokenizer", "a'", "expected")),
         ({"path": "a", "validation_path": "other"}, None, ("data.validation_path=", "other'", "another tokenizer")),
-        (
-            {"path": "a", "validation_path": "plain.npy"},
-            None,
-            ("data.validation_path=", "plain.npy'", "not a token folder"),
-        ),
-        (
-            {"path": "plain.npy", "validation_path": "a"},
-            None,
-            ("validation_path=", "a' is a folder", "data.path is a file"),
-        ),
+        ({"path": "a", "validation_path": "plain.npy"}, None,
+         ("data.validation_path=", "plain.npy'", "not a token folder")),
+        ({"path": "plain.npy", "validation_path": "a"}, None,
+         ("validation_path=", "a' is a folder", "data.path is a file")),
         ({"path": "a", "validation": {"x": "other"}}, None, ("data.validation.x=", "other'", "another tokenizer")),
         ({"path": "plain.npy", "validation": {"x": "a"}}, None, ("data.validation names", "data.path is a file")),
         ({"sources": ["a", "plain.npy"]}, None, ("data.sources: ", "plain.npy'", "not a folder", "a token folder")),
@@ -146,7 +140,7 @@ def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
         ({"path": "empty"}, None, ("data.path=", "empty'", "no index.json")),
         ({"path": "gone"}, None, ("data.path=", "gone' does not exist")),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, parts):
     if not (folders / "copy").exists():
         shutil.copytree(folders / "a", folders / "copy")

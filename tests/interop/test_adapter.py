@@ -106,8 +106,7 @@ def test_an_adapter_of_tensors_that_hold_matrices_by_head_or_others_too_makes_th
 
 
 @pytest.mark.parametrize(
-    ("name", "targets"),
-    [("mixtral", None), ("qwen3_moe", ("query", "down")), ("gpt_oss", ("query", "output"))],
+    ("name", "targets"), [("mixtral", None), ("qwen3_moe", ("query", "down")), ("gpt_oss", ("query", "output"))]
 )
 def test_an_adapter_of_a_model_with_experts_makes_the_merged_tensors(name, targets, tmp_path):
     check_exports(name, targets, tmp_path)

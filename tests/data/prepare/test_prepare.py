@@ -86,18 +86,6 @@ def test_documents_begin_with_what_the_tokenizer_puts_before_a_text(tmp_path):
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path, trained):
-    source = write_jsonl(tmp_path / "a.jsonl", texts(150))
-    found = {}
-    for processes in (1, 3):
-        chosen = {"train_bpe": 300} if trained else {}
-        prepare(options(tmp_path / str(processes) / "out", source, processes=processes, **chosen), quiet())
-        found[processes] = contents(tmp_path / str(processes) / "out")
-    assert found[1] == found[3]
-    assert not [name for name in found[1] if WORK in name or name.endswith(".tmp")]
-
-
-@pytest.mark.parametrize("trained", [False, True])
 def test_progress_is_shown_within_one_large_archive(tmp_path, monkeypatch, trained):
     """A compressed file is one unit: without progress inside it, the first line would be the last."""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
@@ -224,16 +212,6 @@ def test_a_long_document_takes_little_more_memory_than_a_short_one(tmp_path):
     done = run_python("-c", program, *arguments)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < 800, "MiB"
-
-
-def test_a_tokenizer_that_cuts_pads_or_adds_tokens_does_not(tmp_path):
-    path = write_tokenizer(tmp_path / "t.json")
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.enable_truncation(5)
-    tokenizer.enable_padding(length=50)
-    tokenizer.save(str(path))
-    folder = prepared(tmp_path / "out", texts(20), tokenizer=path, validation_fraction=0.0)
-    assert decoded(folder)[0] == texts(20)
 
 
 def test_a_large_vocabulary_has_wide_tokens(tmp_path):

@@ -14,7 +14,8 @@ PREPARED = (
         old="loss_mask[span][1:] != 0",
         new="loss_mask[span][:-1] != 0",
         caught_by=(
-            "tests/data/chat/test_prepare_chat.py::test_the_loss_counts_what_is_counted_in_rows_of_packed_documents",)),
+            "tests/data/test_document_rows.py"
+            "::test_an_epoch_has_each_document_once_and_each_row_counts_a_token",)),
     Fault("conversations_without_a_counted_token", "A conversation of which nothing counted is left has a row.",
         "jaxpar/data/document_rows.py",
         old="(targets == 0).any(1)",
