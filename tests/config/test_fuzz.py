@@ -74,14 +74,11 @@ def value_for(annotation: Any, draw: random.Random) -> Any:
         return draw.choice(OTHERS + NUMBERS + FRACTIONS + WORDS)
     name = draw.choice(type_names(annotation))
     pools: dict[str, Any] = {
-        "a whole number": NUMBERS[:12] if draw.random() < 0.8 else NUMBERS,
-        "a number": FRACTIONS,
-        "true or false": (True, False),
-        "text": WORDS,
-        "null": (None,),
+        "a whole number": NUMBERS[:12] if draw.random() < 0.8 else NUMBERS, "a number": FRACTIONS,
+        "true or false": (True, False), "text": WORDS, "null": (None,),
         "a list": [[draw.choice(NUMBERS[:9]) for _ in range(draw.randrange(5))]],
         "a mapping": [{}, {"runs/tokens": 0.5, "b": 1.0}, {"a": 0}, {"": -1}],
-    }
+    }  # fmt: skip
     return draw.choice(pools.get(name, (name,)))
 
 

@@ -23,8 +23,5 @@ def test_what_training_names_for_sharded_weights_stops_no_generation(parallel: d
     for zero in (0, 3):
         plan = generation_layout(config, mesh, zero=zero).plan
         assert (plan.zero, plan.embedding_messages.name, plan.layer_unroll.name, plan.weight_prefetch.name) == (
-            zero,
-            "table",
-            1,
-            "layer",
-        )
+            zero, "table", 1, "layer",
+        )  # fmt: skip

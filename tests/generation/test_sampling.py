@@ -13,15 +13,9 @@ LOGITS = np.array([[2.0, 1.0, 0.0, -1.0, -np.inf], [0.0, 0.0, 3.0, -2.0, -np.inf
 
 def draws_of(rows: int, **settings: float) -> Draws:
     values = {
-        "seed": 0,
-        "temperature": 1.0,
-        "repetition_penalty": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "tempered": False,
-        "adapter": -1,
-    } | settings
+        "seed": 0, "temperature": 1.0, "repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+        "tempered": False, "adapter": -1,
+    } | settings  # fmt: skip
     columns = {name: np.full(rows, value) for name, value in values.items()} | {"stream": np.arange(rows)}
     return Draws(**{name: jnp.asarray(columns[name], dtype) for name, dtype in DTYPES._asdict().items()})
 

@@ -50,13 +50,8 @@ def test_a_character_that_was_whole_stays():
     """Llama's decoder takes it back until the bytes behind it are one too."""
     assert of_words([4, 5, 6, 4]) == "\ufffd" * 4
     assert texts(of_words, [4, 5, 6, 4, 5, 6]) == [
-        "\ufffd",
-        "\ufffd" * 2,
-        "€",
-        "€\ufffd\ufffd\ufffd",
-        "€\ufffd\ufffd\ufffd\ufffd",
-        "€€",
-    ]
+        "\ufffd", "\ufffd" * 2, "€", "€\ufffd\ufffd\ufffd", "€\ufffd\ufffd\ufffd\ufffd", "€€",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("byte", [0x61, 0x80, 0])

@@ -13,20 +13,9 @@ from tests.reference.options import DEFAULTS, Options
 from tests.reference.tree import Tree
 
 DIFFERENT = (
-    "qwen3_moe",
-    "deepseek_v3",
-    "kimi_k2",
-    "glm4_moe",
-    "dots1",
-    "ernie4_5_moe",
-    "llama4",
-    "gemma3n",
-    "gemma4",
-    "gemma4_dense",
-    "gemma4_moe",
-    "mistral4",
-    *WITH_STATE,
-)
+    "qwen3_moe", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe", "llama4", "gemma3n", "gemma4",
+    "gemma4_dense", "gemma4_moe", "mistral4", *WITH_STATE,
+)  # fmt: skip
 """Goldens whose layers have other blocks than attention and a feed-forward, or not all the same."""
 ALIKE = [name for name in NAMES if name not in DIFFERENT]
 """Goldens whose layers all have attention and weights of the same shapes, as those of the reference do."""

@@ -181,13 +181,10 @@ def test_a_changed_file_is_copied_again(s3: Server):
 @pytest.mark.parametrize(
     ("fault", "parts"),
     [
-        ("stranger", ("credentials are missing or wrong",)),
-        ("nobody", ("credentials are missing or wrong",)),
-        ("bucket", ("no such bucket",)),
-        ("nothing", ("nothing is there",)),
-        ("busy", ("failed 6 times",)),
+        ("stranger", ("credentials are missing or wrong",)), ("nobody", ("credentials are missing or wrong",)),
+        ("bucket", ("no such bucket",)), ("nothing", ("nothing is there",)), ("busy", ("failed 6 times",)),
     ],
-)
+)  # fmt: skip
 def test_a_url_that_cannot_be_read_is_refused_in_one_sentence(s3, fault, parts, monkeypatch):
     url = f"{URL}/tokens" if fault != "bucket" else "s3://no-such-bucket/tokens"
     if fault == "nobody":

@@ -240,12 +240,9 @@ def test_the_reward_that_failed_is_named_where_conversations_have_no_failure(tmp
 def test_what_runs_beside_the_steps_ends_with_the_loop(tmp_path: Path):
     """The sampler's thread, and the processes of a reward and the environment."""
     rl = {
-        "rewards": {"exact": 1.0},
-        "environment": "guess",
-        "turns": 2,
-        "answer_tokens": 4,
+        "rewards": {"exact": 1.0}, "environment": "guess", "turns": 2, "answer_tokens": 4,
         "sampler": SamplerConfig(devices=1),
-    }
+    }  # fmt: skip
     config = config_of(tmp_path, 1, data={"path": "guess"}, rl=rl)
     trainer = Trainer(config, devices=jax.devices()[:2])
     run = trainer._run

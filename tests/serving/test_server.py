@@ -248,10 +248,6 @@ def test_without_a_key_only_names_of_this_machine_are_answered(server: Server):
             return (await client.get("/v1/models")).status_code
 
     wanted = {
-        "localhost:8000": 200,
-        "127.0.0.1": 200,
-        "[::1]:8000": 200,
-        "evil.example": 403,
-        "localhost.evil.org": 403,
-    }
+        "localhost:8000": 200, "127.0.0.1": 200, "[::1]:8000": 200, "evil.example": 403, "localhost.evil.org": 403,
+    }  # fmt: skip
     assert {host: asyncio.run(status(host)) for host in wanted} == wanted

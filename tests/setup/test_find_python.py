@@ -81,13 +81,10 @@ def test_uv_installs_one_as_the_last_resort(tmp_path: Path):
 @pytest.mark.parametrize(
     "change",
     [
-        "sys.version_info = (3, 11, 7)",
-        'sys.modules["ensurepip"] = None',
-        'sys.modules["ssl"] = None',
-        'sys.modules["venv"] = None',
-        'sys.implementation.name = "pypy"',
+        "sys.version_info = (3, 11, 7)", 'sys.modules["ensurepip"] = None', 'sys.modules["ssl"] = None',
+        'sys.modules["venv"] = None', 'sys.implementation.name = "pypy"',
     ],
-)
+)  # fmt: skip
 def test_a_python_that_cannot_make_the_environment_is_passed_over(tmp_path: Path, change: str):
     program(tmp_path / "bin/python3.14", altered_python(change))
     assert find(tmp_path).returncode == 1

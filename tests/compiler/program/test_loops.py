@@ -69,13 +69,10 @@ def test_branches_count_every_time():
 @pytest.mark.parametrize(
     ("mask", "pairs"),
     [
-        (Mask(), 3),
-        (Mask(causal=False), 4),
-        (Mask(window=200), 3),
-        (Mask(window=1), 2),
+        (Mask(), 3), (Mask(causal=False), 4), (Mask(window=200), 3), (Mask(window=1), 2),
         (Mask(causal=False, window=1), 2),
     ],
-)
+)  # fmt: skip
 def test_blocks_of_attention_count_as_often_as_the_mask_keeps_some_of_them(mask: Mask, pairs: int):
     tokens = jnp.arange(512).reshape(2, 1, 256)
     assert visited_blocks(mask, tokens, tokens).sum() == pairs

@@ -117,14 +117,10 @@ def largest_of(analysis: Analysis) -> int:
 @pytest.mark.parametrize(
     ("backend", "recipe", "tiles"),
     [
-        ("mosaic", None, ""),
-        ("triton", None, ""),
-        ("mosaic", "fp8_block", "mosaic"),
-        ("mosaic", "fp8_block", "xla"),
-        ("mosaic", "fp8_current", "mosaic"),
-        ("mosaic", "fp8_delayed", "mosaic"),
+        ("mosaic", None, ""), ("triton", None, ""), ("mosaic", "fp8_block", "mosaic"), ("mosaic", "fp8_block", "xla"),
+        ("mosaic", "fp8_current", "mosaic"), ("mosaic", "fp8_delayed", "mosaic"),
     ],
-)
+)  # fmt: skip
 def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str, recipe: str | None, tiles: str):
     """There is room for all tokens of all ranks, of which an even load fills a quarter: that much is multiplied. In FP8
     outputs and gradients of rows are products of 8 bits where a kernel has them, and with scales of tiles also

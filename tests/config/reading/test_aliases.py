@@ -29,26 +29,17 @@ def test_every_name_leads_to_one_key_that_there_is_and_is_no_key_of_its_own_sect
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("optimizer.lr", "optimizer.learning_rate"),
-        ("model.hidden_size", "model.embed"),
-        ("model.num_hidden_layers", "model.layers"),
-        ("model.vocab_size", "model.vocab"),
-        ("model.num_attention_heads", "model.heads"),
-        ("model.intermediate_size", "model.mlp"),
-        ("model.tie_word_embeddings", "model.tied"),
-        ("model.rope_theta", "model.rope.base"),
-        ("model.rope_base", "model.rope.base"),
-        ("model.partial_rotary_factor", "model.rope.partial"),
-        ("parallel.tp", "parallel.tensor"),
-        ("parallel.pp", "parallel.pipe"),
-        ("run.save_every", "checkpoint.every"),
-        ("training.global_batch_size", "data.batch_size"),
-        ("max_steps", "run.steps"),
-        ("run.seq-len", "data.sequence_length"),
-        ("model.learning_rate", "optimizer.learning_rate"),
+        ("optimizer.lr", "optimizer.learning_rate"), ("model.hidden_size", "model.embed"),
+        ("model.num_hidden_layers", "model.layers"), ("model.vocab_size", "model.vocab"),
+        ("model.num_attention_heads", "model.heads"), ("model.intermediate_size", "model.mlp"),
+        ("model.tie_word_embeddings", "model.tied"), ("model.rope_theta", "model.rope.base"),
+        ("model.rope_base", "model.rope.base"), ("model.partial_rotary_factor", "model.rope.partial"),
+        ("parallel.tp", "parallel.tensor"), ("parallel.pp", "parallel.pipe"), ("run.save_every", "checkpoint.every"),
+        ("training.global_batch_size", "data.batch_size"), ("max_steps", "run.steps"),
+        ("run.seq-len", "data.sequence_length"), ("model.learning_rate", "optimizer.learning_rate"),
         ("model.layer", "layers"),
     ],
-)
+)  # fmt: skip
 def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: Path, written: str, meant: str):
     section, _, key = written.rpartition(".")
     if section in SECTIONS:

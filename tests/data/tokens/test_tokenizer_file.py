@@ -133,17 +133,9 @@ def test_a_hostile_tokenizer_is_refused_in_a_sentence(name: str, tmp_path: Path)
 SPACES = [
     regex(pattern, " ")
     for pattern in (
-        r"\r\n",
-        r"\n+",
-        r"\t+",
-        " {2,}",
-        r"[\u2018\u2019]",
-        r"[\u201c\u201d]",
-        r"[\u2013\u2014]",
-        r"\u00a0",
-        "x",
+        r"\r\n", r"\n+", r"\t+", " {2,}", r"[\u2018\u2019]", r"[\u201c\u201d]", r"[\u2013\u2014]", r"\u00a0", "x",
     )
-]
+]  # fmt: skip
 SUBSTITUTED = {
     "½": "1/2", "¼": "1/4", "¾": "3/4", "…": "...", "ﷺ": "صلى الله عليه وسلم", "€": " EUR ", "£": " GBP ",
     "&": " and ", "%": " percent ", "@": " at ",

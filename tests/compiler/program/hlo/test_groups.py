@@ -37,15 +37,12 @@ def test_forms_of_groups(form: str, rows: list[tuple[int, ...]]):
 @pytest.mark.parametrize(
     ("form", "axes"),
     [
-        ("{{0,1},{2,3},{4,5},{6,7}}", ("tensor",)),
-        ("[4,2]<=[2,2,2]T(0,2,1)", ("fsdp",)),
-        ("[4,2]<=[2,4]T(1,0)", ("replica",)),
-        ("[2,4]<=[8]", ("fsdp", "tensor")),
+        ("{{0,1},{2,3},{4,5},{6,7}}", ("tensor",)), ("[4,2]<=[2,2,2]T(0,2,1)", ("fsdp",)),
+        ("[4,2]<=[2,4]T(1,0)", ("replica",)), ("[2,4]<=[8]", ("fsdp", "tensor")),
         ("mesh['replica'=2,'fsdp'=2,'tensor'=2] {'tensor','replica'}", ("replica", "tensor")),
-        ("[1,8]<=[8]", ("replica", "fsdp", "tensor")),
-        ("[8,1]<=[8]", ()),
+        ("[1,8]<=[8]", ("replica", "fsdp", "tensor")), ("[8,1]<=[8]", ()),
     ],
-)
+)  # fmt: skip
 def test_axes_of_groups(form: str, axes: tuple[str, ...]):
     op = collective(f", replica_groups={form}")
     assert groups_of(op, 8).axes(MESH, op) == axes
