@@ -1,4 +1,4 @@
-"""What a traced program does: its operations, how often each runs, and the bytes that its collectives send."""
+"""The work of a traced program: its operations, how often each runs, and the bytes that its collectives send."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which folders are checkpoints, which of them may go, and how one goes."""
+"""The folders that are checkpoints, those of them that may go, and how one goes."""
 
 import pytest
 

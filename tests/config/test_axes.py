@@ -52,5 +52,4 @@ def test_idle_devices_are_allowed_when_asked_for():
     ],
 )  # fmt: skip
 def test_virtual_devices_are_the_product_with_a_free_axis_filling_eight(parallel, devices):
-    assert virtual_devices_needed(parallel) == devices
-    assert resolve_axes(parallel, devices)
+    assert virtual_devices_needed(parallel) == devices and resolve_axes(parallel, devices)

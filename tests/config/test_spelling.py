@@ -1,4 +1,4 @@
-"""What a user wrote stands in messages without control characters, and no longer than a reader wants it."""
+"""A user's text stands in messages without control characters, and no longer than a reader wants it."""
 
 from pathlib import Path
 

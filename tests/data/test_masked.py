@@ -136,8 +136,7 @@ def test_spans_are_those_of_the_lines_and_are_drawn_whole_at_the_rate_of_their_k
             assert len(set(mask.tolist())) == 1, "a span is drawn whole"
             whole.append(mask[0])
         single += row["mask"][~noun & (row["tokens"] != data.separator)].tolist()
-    assert np.mean(whole) == pytest.approx(0.6, abs=0.04)
-    assert np.mean(single) == pytest.approx(0.1, abs=0.01)
+    assert np.mean(whole) == pytest.approx(0.6, abs=0.04) and np.mean(single) == pytest.approx(0.1, abs=0.01)
 
 
 def test_lines_of_spans_that_do_not_fit_are_refused(tmp_path: Path):

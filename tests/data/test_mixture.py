@@ -1,4 +1,4 @@
-"""Which row of which source an example is, is a function of its number; sources have their shares and go on."""
+"""The row of a source that an example is depends on its number alone; sources have their shares and go on."""
 
 import json
 from collections import Counter

@@ -115,6 +115,6 @@ def short_logits(name: str) -> np.ndarray:
 
 
 def tokens_and_logits(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Of a golden: int32 [batch, seq], float64 [batch, seq, vocab]."""
+    """Tokens and logits of a golden: int32 [batch, seq], float64 [batch, seq, vocab]."""
     with np.load(FOLDER / name / "logits.npz", allow_pickle=False) as stored:
         return stored["tokens"], stored["logits"]

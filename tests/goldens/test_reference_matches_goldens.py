@@ -32,7 +32,7 @@ def difference(computed: np.ndarray, expected: np.ndarray) -> float:
 
 
 def logits_of(weights: Tree, options: Options, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Of the reference, with experts or without."""
+    """The reference's, with experts or without."""
     return (experts64 if "experts" in options else decoder64).logits(weights, options, batch)
 
 

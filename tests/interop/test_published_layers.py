@@ -52,8 +52,7 @@ def test_qwen_with_windows_in_its_last_layers():
     """By `max_window_layers`, as before transformers had `layer_types`."""
     keys = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     _, model = model_of(golden("qwen2", **keys))
-    assert model.kinds == {"global": {}, "local": {"window": 8}}
-    assert layer_kinds(model) == ("global", "local")
+    assert model.kinds == {"global": {}, "local": {"window": 8}} and layer_kinds(model) == ("global", "local")
 
 
 def test_the_stretched_base_of_hunyuan_is_read_as_one_base():

@@ -97,8 +97,7 @@ def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path,
     assert_same_bits(jax.device_get(second.state.master), jax.device_get(whole.state.master))
     assert judged == [], "a loss of rewards is about 0, whatever happens"
     metrics = recorder.records[-1].metrics
-    assert metrics is not None
-    assert metrics["effective_samples"] == pytest.approx(1, abs=1e-6)
+    assert metrics is not None and metrics["effective_samples"] == pytest.approx(1, abs=1e-6)
     assert {"reward", "answer_tokens", "truncated", "left_out", "entropy", "eval_reward", "eval_success"} <= {*metrics}
     for one in (whole, first, second):
         one._run.rewarder.close()

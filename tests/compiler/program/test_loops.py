@@ -84,8 +84,7 @@ def test_blocks_of_attention_count_as_often_as_the_mask_keeps_some_of_them(mask:
     scope = jax.make_jaxpr(negative)(1.0).eqns[0].source_info.name_stack
     made = module(f'{CHOICE}, metadata={{op_name="jit(f)/while/body/{scope}/cond"}}', YES, NO)
     counts = executions(made)
-    assert counts.counts["yes"] == pairs / 4
-    assert not counts.conditionals
+    assert counts.counts["yes"] == pairs / 4 and not counts.conditionals
 
 
 @pytest.mark.parametrize("name", TINY)

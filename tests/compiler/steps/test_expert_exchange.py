@@ -77,7 +77,7 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
 
 
 def test_flops_are_those_of_the_rows_that_are_expected():
-    """What is not recomputed is the model's, with attention's masked half: no dense expansion over experts."""
+    """All that is not recomputed is the model's, with attention's masked half: no dense expansion over experts."""
     config = config_of("all to all")
     _, report = inspected(config, CLUSTER)
     model, data = plan_for(config, parse_cluster(CLUSTER))[0].model, config.data

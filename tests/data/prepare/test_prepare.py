@@ -29,7 +29,7 @@ from tests.sentences import refused
 
 
 def printed_by(asked):
-    """What a preparation prints, and the folder that it makes."""
+    """The lines that a preparation prints, and the folder that it makes."""
     console = quiet()
     folder = prepare(asked, console)
     return console.file.getvalue(), folder
@@ -218,8 +218,7 @@ def test_a_large_vocabulary_has_wide_tokens(tmp_path):
     path = write_tokenizer(tmp_path / "t.json", stride=300)
     folder = prepared(tmp_path / "out", texts(20), tokenizer=path, validation_fraction=0.0)
     assert (folder.index.dtype, folder.index.vocab) == ("uint32", 300 * 255 + 1)
-    assert folder.train.tokens.dtype == np.uint32
-    assert decoded(folder)[0] == texts(20)
+    assert folder.train.tokens.dtype == np.uint32 and decoded(folder)[0] == texts(20)
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):

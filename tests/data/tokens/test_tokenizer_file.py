@@ -155,7 +155,7 @@ NORMALIZERS = {
     "ten substitutions": sequence(*[replace(old, new) for old, new in SUBSTITUTED.items()]),
     "spaces alike": sequence(*SPACES, regex("y", " ")),
 }  # fmt: skip
-"""Those of published tokenizers, and others that make no text much longer."""
+"""Patterns of published tokenizers, and others that make no text much longer."""
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)

@@ -30,8 +30,7 @@ def collective(attributes: str, opcode: str = "all-reduce") -> Op:
 )
 def test_forms_of_groups(form: str, rows: list[tuple[int, ...]]):
     found = groups_of(collective(f", replica_groups={form}"), 8)
-    assert sorted(found.rows) == sorted(rows)
-    assert found.size == len(rows[0])
+    assert sorted(found.rows) == sorted(rows) and found.size == len(rows[0])
 
 
 @pytest.mark.parametrize(
@@ -51,9 +50,7 @@ def test_axes_of_groups(form: str, axes: tuple[str, ...]):
 def test_a_permutation_moves_over_the_axes_in_which_sources_and_targets_differ():
     op = collective(", source_target_pairs={{0,4},{1,5},{2,6},{3,7}}", "collective-permute")
     found = groups_of(op, 8)
-    assert found.permutes
-    assert found.axes(MESH, op) == ("replica",)
-    assert found.crosses(gpus_per_host=4)
+    assert found.permutes and found.axes(MESH, op) == ("replica",) and found.crosses(gpus_per_host=4)
     assert not found.crosses(gpus_per_host=8)
 
 
