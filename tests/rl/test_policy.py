@@ -22,6 +22,7 @@ from jaxpar.mesh.parameters import merge
 from jaxpar.objectives.policy import TOKENS, Drawn, _sums
 from jaxpar.rl.advantages import advantages, overlong_penalty, token_weights
 from tests.given_weights import state_with
+from tests.gpu_compile import in_child
 from tests.reference import decoder64
 from tests.reference.small import random_weights
 from tests.rl.policy64 import answer_loss
@@ -185,6 +186,15 @@ def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
     assert_close(loss, case.loss, run.by_layer(found), case.gradients)
     sums, count = run.step.evaluate(merge(state.frozen, run.step.residency.readable(state.master)), placed)
     assert float(sums["entropy"]) / float(count) == pytest.approx(case.entropy, rel=TOLERANCE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["grpo", "gspo", "aipo"])
+@pytest.mark.parametrize("layout", ["split", "stages"])
+def test_with_64_bits_a_step_has_the_loss_and_gradients_by_hand(layout: str, name: str):
+    """On meshes that split a row, and on stages."""
+    loss, gradients = in_child("tests.rl.wide64:step_gaps", layout, name)
+    assert loss <= 1e-6 and gradients <= 1e-6
 
 
 def test_the_first_update_from_answers_has_a_ratio_of_one():

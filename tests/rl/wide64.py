@@ -1,4 +1,4 @@
-"""The programs with 64-bit numbers, in a child process: only rounding differs from float32."""
+"""The training step and the engine with 64-bit numbers, in a child process: only rounding differs from float32."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -25,3 +26,19 @@ def widen(devices: int) -> None:
     api._DTYPES = (*api._DTYPES, "float64")
     wide: Any = ["float64"] * 5
     make_plan._dtypes = lambda config, device: make_plan.Dtypes(*wide)
+
+
+def step_gaps(layout: str, name: str) -> list[float]:
+    """How far the loss of a step under a preset and its gradients are from those by hand, by the largest of each."""
+    widen(8)
+    from jaxpar.layout.step_layout import shardings
+    from tests.given_weights import state_with
+    from tests.rl.test_policy import case_of
+    from tests.small_run import worst_difference
+
+    case = case_of(layout, name)
+    step, put = case.run.step, lambda leaf, sharding: jax.device_put(np.asarray(leaf, np.float64), sharding)
+    master = jax.tree.map(put, case.weights, shardings(step.mesh, step.layout.master))
+    loss, found = step.gradients(state_with(step, case.weights)._replace(master=master), case.run.place(case.batch))
+    worst, _ = worst_difference(case.run.by_layer(found), case.gradients)
+    return [abs(float(loss) - case.loss) / abs(case.loss), float(worst)]
