@@ -69,7 +69,7 @@ class Browser:
         self._calls = 0
         self._session: str | None = None
         self.console: list[str] = []
-        """What was printed as a warning or an error, and what was thrown and not caught."""
+        """Text that was printed as a warning or an error, or thrown and not caught."""
         self.requests: list[str] = []
         """Addresses that were asked for, the page's own aside."""
         self._page = ""

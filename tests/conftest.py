@@ -34,7 +34,7 @@ LONGEST = 600
 LIMIT = 300
 """Seconds after which a test has hung, on a quiet machine."""
 LET_GO_MIB = 1500
-"""What a worker may hold when it goes on to another file; beyond it, compiled programs are dropped."""
+"""The memory that a worker may hold when it goes on to another file; beyond it, compiled programs are dropped."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

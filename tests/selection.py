@@ -152,7 +152,7 @@ class Selection:
         return always | {row for row in quick if self._slow(row)} | {others[name] for name in names if turn}
 
     def before(self) -> str:
-        """What a run is about to do."""
+        """The work that a run is about to do."""
         what = {
             "quick": "all but long tests, and a few rows of each matrix; `make test-all` runs everything",
             "ci": f"long tests for {self.budget:.0f} s of processor time, and other rows of some matrices; drawn by "

@@ -1,4 +1,4 @@
-"""What a message of an error must name, without its wording: what tests of refusals share."""
+"""Parts that a message of an error must name, without its wording: what tests of refusals share."""
 
 import inspect
 from collections.abc import Iterator

@@ -18,8 +18,7 @@ def test_errors_exceptions_and_requests_of_a_page_are_recorded(tmp_path: Path) -
         shown.open(page)
         shown.click("button")
         shown.wait_for_message("missing is not defined")
-        assert "printed 1" in shown.console
-        assert shown.requests == ["http://127.0.0.1:9/"]
+        assert "printed 1" in shown.console and shown.requests == ["http://127.0.0.1:9/"]
         with pytest.raises(AssertionError, match="no such element"):
             shown.click("#nothing")
         with pytest.raises(AssertionError, match="nothing is not defined"):

@@ -117,8 +117,7 @@ def test_an_answer_that_spells_a_special_token_is_not_a_part_of_the_conversation
     chat, generator = Chat(encoder, text), cast(Any, Generates())
     with refused("--chat", "message 2", "special token", END_TURN):
         chat.answer("hi", generator, 9)
-    assert not chat.messages
-    assert chat.answer("and now?", generator, 9).text == "fine"
+    assert not chat.messages and chat.answer("and now?", generator, 9).text == "fine"
     assert chat.messages == turns("and now?", "fine")
     encoder.close()
 

@@ -1,4 +1,4 @@
-"""What all commands share: mistakes in one sentence, types of arguments, and how a command ends."""
+"""All commands share these: mistakes in one sentence, types of arguments, and how a command ends."""
 
 import warnings
 from collections.abc import Sequence

@@ -64,16 +64,14 @@ def test_a_loss_that_rose_ends_the_sweep():
 
 def test_losses_that_do_not_fall_suggest_nothing():
     sweep = judge(RATES, [5.0] * 120, "it took all its 120 steps", Config())
-    assert sweep.suggestion is None
-    assert "did not fall" in sweep.ended
+    assert sweep.suggestion is None and "did not fall" in sweep.ended
     assert judge(RATES, [5.0, np.inf], "loss was not finite", Config()).ended.endswith("lower --low")
 
 
 def test_a_loss_that_still_falls_at_the_end_reports_it():
     falling = np.linspace(5, 3, 120).tolist()
     suggestion = judge(RATES, falling, "it took all steps", Config()).suggestion
-    assert suggestion is not None
-    assert "a larger --high may find a higher rate" in suggestion.reason
+    assert suggestion is not None and "a larger --high may find a higher rate" in suggestion.reason
 
 
 @pytest.mark.long

@@ -34,13 +34,10 @@ from tests.goldens.loading import FOLDER
 from tests.sentences import refused, refused_by_command
 
 CONFIG: dict[str, Any] = {
-    "run": {"steps": 4, "log_every": 2},
-    "model": {"layers": 1, "embed": 32, "heads": 2, "kv_heads": 2, "mlp": 64},
-    "parallel": {"fsdp": -1},
-    "precision": {"compute": "float32"},
-    "data": {"batch_size": 8, "sequence_length": 32},
+    "run": {"steps": 4, "log_every": 2}, "model": {"layers": 1, "embed": 32, "heads": 2, "kv_heads": 2, "mlp": 64},
+    "parallel": {"fsdp": -1}, "precision": {"compute": "float32"}, "data": {"batch_size": 8, "sequence_length": 32},
     "evaluation": {"sample_tokens": 0},
-}
+}  # fmt: skip
 
 
 def config_file(folder: Path) -> Path:

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def printed(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command that succeeds prints."""
+    """The output of a command that succeeds."""
     assert main(arguments) == 0
     out, err = capfd.readouterr()
     assert err == ""
@@ -189,8 +189,7 @@ def test_the_examples_of_help_work(folder: Path, capfd: pytest.CaptureFixture[st
 def test_it_ends_quietly_when_nobody_reads_on():
     command = [sys.executable, "-m", "jaxpar.schedule", "--name", "1f1b", *SIZES]
     with subprocess.Popen([*command, "--json"], cwd=REPOSITORY, stdout=PIPE, stderr=PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+        assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0

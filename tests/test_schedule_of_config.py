@@ -45,7 +45,7 @@ def found(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
     ids=("dense", "chunks", "experts"),
 )
 def test_times_are_those_of_the_planner(found: Any, tmp_path: Path, text: str, axis: str, schedule: str, virtual: str):
-    """Of a split backward also the time of W, which experts shorten."""
+    """A split backward has also a time of W, which experts shorten."""
     own = found(text, *(f"--set=parallel.{key}" for key in (f"schedule={schedule}", f"virtual_stages={virtual}")))
     fixed = {"pipe": "2", axis: "4", "zero": "1", "microbatch": "1", "remat": "full"}
     fixed |= {"schedule": schedule, "virtual_stages": virtual}

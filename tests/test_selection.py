@@ -1,4 +1,4 @@
-"""What runs at which level, on a small suite of its own."""
+"""The tests that run at each level, on a small suite of its own."""
 
 import json
 import re

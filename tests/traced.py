@@ -1,4 +1,4 @@
-"""What a traced program does: its operations, how often each runs, and the bytes that its collectives send."""
+"""The work of a traced program: its operations, how often each runs, and the bytes that its collectives send."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -52,13 +52,10 @@ def _jaxprs(value: Any) -> Iterator[Jaxpr]:
 
 
 SENT = {
-    "all_gather": lambda x, n: x * (n - 1),
-    "reduce_scatter": lambda x, n: x * (n - 1) // n,
-    "psum_invariant": lambda x, n: 2 * x * (n - 1) // n,
-    "pmax": lambda x, n: 2 * x * (n - 1) // n,
-    "all_to_all": lambda x, n: x * (n - 1) // n,
-    "ppermute": lambda x, n: x if n > 1 else 0,
-}
+    "all_gather": lambda x, n: x * (n - 1), "reduce_scatter": lambda x, n: x * (n - 1) // n,
+    "psum_invariant": lambda x, n: 2 * x * (n - 1) // n, "pmax": lambda x, n: 2 * x * (n - 1) // n,
+    "all_to_all": lambda x, n: x * (n - 1) // n, "ppermute": lambda x, n: x if n > 1 else 0,
+}  # fmt: skip
 """Bytes that a device sends in a collective whose operand has x bytes on each of n ranks: what a ring sends, and no
 algorithm sends less (Patarasuk and Yuan 2009). Of a permute: what a rank sends that sends at all."""
 

@@ -1,4 +1,4 @@
-"""What a pass through a chunk of layers keeps, in bytes, as tracing it finds: to hold the closed forms against."""
+"""The bytes that a pass through a chunk of layers keeps, as tracing it finds: to hold the closed forms against."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ def with_attention(plan: Plan, backend: str) -> Plan:
 
 
 def traced_bytes(config: Config, plan: Plan) -> TracedBytes:
-    """What the chunks of a plan keep and send."""
+    """The bytes that the chunks of a plan keep and send."""
     found: dict[str, int] = {}
     # What the backends keep is the same, and this one can be traced anywhere.
     layout = StepLayout(config, with_attention(plan, "xla"))

@@ -8,7 +8,7 @@ from benchmarks.largest import most_layers, most_on_the_host
 
 
 class Sizes:
-    """What a number of layers needs, and what was asked; beyond a depth there comes something on top."""
+    """The need of a number of layers, and what was asked; beyond a depth there comes something on top."""
 
     def __init__(self, jump_at: int, jump: int):
         self.jump_at, self.jump, self.asked = jump_at, jump, []

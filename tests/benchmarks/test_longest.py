@@ -23,8 +23,7 @@ class Limit:
 def test_brackets_the_limit_within_the_tolerance_in_multiples_of_the_step(limit: int) -> None:
     fits = Limit(limit)
     found = longest(fits, start=1000, least=1, step=10)
-    assert found is not None
-    assert found.fits <= limit < found.refused
+    assert found is not None and found.fits <= limit < found.refused
     assert found.refused - found.fits <= max(10, 0.1 * found.fits)
     assert all(length % 10 == 0 for length in fits.tried)
     assert len(set(fits.tried)) <= 20
@@ -36,8 +35,7 @@ def test_a_step_as_long_as_the_start_still_ends() -> None:
 
 def test_nothing_where_not_even_the_least_fits() -> None:
     fits = Limit(9)
-    assert longest(fits, start=1000, least=10, step=10) is None
-    assert fits.tried == [1000, 10]
+    assert longest(fits, start=1000, least=10, step=10) is None and fits.tried == [1000, 10]
 
 
 def test_a_later_candidate_counts_only_where_it_goes_clearly_further() -> None:

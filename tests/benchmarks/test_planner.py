@@ -41,7 +41,7 @@ def config_of(remat: Any) -> Config:
 
 
 def test_a_shipped_configuration_is_priced_beside_the_planners_first(tmp_path: Path):
-    """What the file sets, as it stands, and the first of the command that it names, both by the same model."""
+    """The plan that the file sets, as it stands, and the first of the command that it names, both by the same model."""
     config = config_of("full")
     file = tmp_path / "own.yaml"
     head = "# A model.\n#   python -m jaxpar.plan --config configs/own.yaml --cluster h100:1x8 --avoid offload\n"

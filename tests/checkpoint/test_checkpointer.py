@@ -1,4 +1,4 @@
-"""What is saved comes back bit for bit, on any mesh, and only where it fits."""
+"""A saved state comes back bit for bit, on any mesh, and only where it fits."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Which folders are checkpoints, which of them may go, and how one goes."""
+"""The folders that are checkpoints, those of them that may go, and how one goes."""
 
 import pytest
 
@@ -17,15 +17,11 @@ def test_what_is_neither_new_nor_kept_for_ever_goes(keep_last, keep_every, goes)
 @pytest.mark.parametrize(
     ("skipped", "keep_last", "goes"),
     [
-        ({10: 0, 20: 0, 30: 2}, 1, []),
-        ({10: 0, 20: 0, 30: 2, 40: 12, 50: 22}, 2, []),
-        ({10: 0, 20: 0, 30: 2, 40: 0}, 1, [10, 20, 30]),
-        ({10: 0, 20: 0, 30: 2, 40: 0}, 2, [10]),
-        ({10: 0, 20: 0, 30: 2, 40: 12, 50: 0, 60: 0}, 2, [10, 20, 30, 40]),
-        ({10: 3}, 1, []),
-        ({}, 1, []),
+        ({10: 0, 20: 0, 30: 2}, 1, []), ({10: 0, 20: 0, 30: 2, 40: 12, 50: 22}, 2, []),
+        ({10: 0, 20: 0, 30: 2, 40: 0}, 1, [10, 20, 30]), ({10: 0, 20: 0, 30: 2, 40: 0}, 2, [10]),
+        ({10: 0, 20: 0, 30: 2, 40: 12, 50: 0, 60: 0}, 2, [10, 20, 30, 40]), ({10: 3}, 1, []), ({}, 1, []),
     ],
-)
+)  # fmt: skip
 def test_nothing_goes_for_a_checkpoint_after_skipped_steps_and_as_many_healthy_ones_stay(skipped, keep_last, goes):
     assert folders.surplus(skipped, keep_last, None) == goes
 

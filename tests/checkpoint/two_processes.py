@@ -63,7 +63,7 @@ class Read:
         return self._read(path, start)
 
     def of_all(self) -> list[list[str]]:
-        """Those of every process, which are forgotten."""
+        """The names of every process, which are forgotten."""
         names, self.names = sorted(self.names), []
         return processes.judged(" ".join(names), lambda texts: [text.split() for text in texts])
 
@@ -96,8 +96,7 @@ def check_shares(folder: Path, mesh: jax.sharding.Mesh) -> None:
 
 def main(index: int, port: str, folder: Path) -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
-    assert jax.device_count() == 4
-    assert jax.local_device_count() == 2
+    assert jax.device_count() == 4 and jax.local_device_count() == 2
     arrays.COMMIT_TIMEOUT_S = 3  # How long a process waits for one whose write has failed.
     reports: list[str] = []
     checkpoints = Checkpointer(folder, keep_last=2, keep_every=None, report=reports.append)
@@ -108,8 +107,7 @@ def main(index: int, port: str, folder: Path) -> None:
     checkpoints.wait()
     assert sorted(path.name for path in folder.iterdir()) == ["00000002", "00000003"]
     assert (folder / "00000003" / "manifest.json").exists(), "complete on one process, but not on the other"
-    assert checkpoints.latest() == 3
-    assert checkpoints.facts(3) == {"step": 3}
+    assert checkpoints.latest() == 3 and checkpoints.facts(3) == {"step": 3}
 
     assert "exists already" in refusal(lambda: checkpoints.save(3, put(host_state(3), mesh), {}))
     assert "no checkpoint of step 9" in refusal(lambda: checkpoints.facts(9))

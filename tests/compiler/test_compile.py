@@ -34,8 +34,7 @@ def test_inputs_are_named_by_the_number_of_their_parameter(compilation: Compilat
     names = [re.sub(r"^state/", "", name.replace(".", "/")) for name in spelled]
     assert names == list(compilation.inputs)
     assert "master/layers/all/mlp/gate" in compilation.inputs
-    assert "optimizer/nu/layers/all/mlp/gate" in compilation.inputs
-    assert "batch/tokens" in compilation.inputs
+    assert "optimizer/nu/layers/all/mlp/gate" in compilation.inputs and "batch/tokens" in compilation.inputs
     assert "batch/examples" not in compilation.inputs  # only dropout reads it
 
 
@@ -44,11 +43,9 @@ def test_memory_is_the_memory_of_the_program(compilation: Compilation):
     memory = compilation.memory
     parameters = strictly(compilation.program).entry_computation.parameters
     arguments = sum(leaf.bytes for op in parameters for leaf in leaves(op.shape))
-    assert memory.argument == arguments
-    assert memory.alias <= memory.output <= memory.peak <= memory.total_allocation
+    assert memory.argument == arguments and memory.alias <= memory.output <= memory.peak <= memory.total_allocation
     assert memory.temp > 0
-    assert "BufferAssignment" in compilation.buffer_assignment
-    assert "HloLiveRange" in compilation.live_ranges
+    assert "BufferAssignment" in compilation.buffer_assignment and "HloLiveRange" in compilation.live_ranges
 
 
 @pytest.mark.long
@@ -57,8 +54,7 @@ def test_the_plan_is_the_one_that_a_run_has(compilation: Compilation):
     assert compilation.plan == plan
     assert (plan.axes.replica, plan.axes.fsdp, config.model.vocab) == (2, 4, 512)
     assert (compilation.gpu, compilation.hosts, compilation.gpus_per_host) == ("h100", 2, 4)
-    assert compilation.xla_flags == xla_flags()
-    assert compilation.notes == ()
+    assert compilation.xla_flags == xla_flags() and compilation.notes == ()
 
 
 @pytest.mark.long
@@ -131,8 +127,7 @@ def test_a_compile_that_dies_states_its_last_lines_and_nothing_of_our_environmen
     sentence = str(error.value)
     assert sentence.startswith("compiling for h100:1x8 died (exit status 1): ")
     assert "Failed to parse GpuTargetConfigProto" in sentence
-    assert "no_such_flag" not in sentence and "nowhere" not in sentence
-    assert "\n" not in sentence
+    assert "no_such_flag" not in sentence and "nowhere" not in sentence and "\n" not in sentence
 
 
 def test_a_flag_that_xla_does_not_know_is_reported_before_compiling(monkeypatch: pytest.MonkeyPatch):

@@ -46,14 +46,10 @@ def test_idle_devices_are_allowed_when_asked_for():
 @pytest.mark.parametrize(
     ("parallel", "devices"),
     [
-        (ParallelConfig(), 1),
-        (ParallelConfig(fsdp=2, tensor=2, context=2), 8),
-        (ParallelConfig(fsdp=-1), 8),
-        (ParallelConfig(fsdp=-1, tensor=2), 8),
-        (ParallelConfig(fsdp=-1, tensor=3), 6),
+        (ParallelConfig(), 1), (ParallelConfig(fsdp=2, tensor=2, context=2), 8), (ParallelConfig(fsdp=-1), 8),
+        (ParallelConfig(fsdp=-1, tensor=2), 8), (ParallelConfig(fsdp=-1, tensor=3), 6),
         (ParallelConfig(fsdp=-1, tensor=16), 16),
     ],
-)
+)  # fmt: skip
 def test_virtual_devices_are_the_product_with_a_free_axis_filling_eight(parallel, devices):
-    assert virtual_devices_needed(parallel) == devices
-    assert resolve_axes(parallel, devices)
+    assert virtual_devices_needed(parallel) == devices and resolve_axes(parallel, devices)

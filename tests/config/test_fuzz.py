@@ -33,7 +33,7 @@ PIECES = (
     "0x1F", "1_000", "1e999", "-1e-999", ".inf", ".nan", "9" * 400, "-0", "0", "1.5", "run:",
     "model:\n  layers: 2\n", "parallel: {fsdp: -1}\n", "data: []\n",
 )  # fmt: skip
-"""What is put into a text."""
+"""Pieces that are put into a text."""
 
 NUMBERS = (0, 1, -1, 2, 3, 4, 6, 7, 8, 12, 16, 31, 64, 100, 1000, 4096, 2**31, 2**63, 10**30, 10**299)
 FRACTIONS = (0.0, 1.0, -1.0, 0.5, 0.1, 0.999, 1e-3, 1e-30, 1e-308, 5e-324, 1e30, 1.7e308, 2.0, 10.0, -0.0)
@@ -74,14 +74,11 @@ def value_for(annotation: Any, draw: random.Random) -> Any:
         return draw.choice(OTHERS + NUMBERS + FRACTIONS + WORDS)
     name = draw.choice(type_names(annotation))
     pools: dict[str, Any] = {
-        "a whole number": NUMBERS[:12] if draw.random() < 0.8 else NUMBERS,
-        "a number": FRACTIONS,
-        "true or false": (True, False),
-        "text": WORDS,
-        "null": (None,),
+        "a whole number": NUMBERS[:12] if draw.random() < 0.8 else NUMBERS, "a number": FRACTIONS,
+        "true or false": (True, False), "text": WORDS, "null": (None,),
         "a list": [[draw.choice(NUMBERS[:9]) for _ in range(draw.randrange(5))]],
         "a mapping": [{}, {"runs/tokens": 0.5, "b": 1.0}, {"a": 0}, {"": -1}],
-    }
+    }  # fmt: skip
     return draw.choice(pools.get(name, (name,)))
 
 

@@ -31,5 +31,4 @@ def test_weights_and_flops_are_those_of_the_paper(query_rank: int | None):
     norms = 3 * embed + 40 + (query_rank or 0)
     assert parameter_count(model, padded=False) == matrices + feed_forward + ends + norms
     assert matmul_parameters(model, 64) == matrices + feed_forward + 64 * embed
-    assert pair_flops(model) == 2 * heads * (16 + 12)
-    assert attention_scale(model) == 16**-0.5
+    assert pair_flops(model) == 2 * heads * (16 + 12) and attention_scale(model) == 16**-0.5

@@ -1,4 +1,4 @@
-"""What a user wrote stands in messages without control characters, and no longer than a reader wants it."""
+"""A user's text stands in messages without control characters, and no longer than a reader wants it."""
 
 from pathlib import Path
 
@@ -28,25 +28,14 @@ def test_control_characters_are_written_as_escapes():
 @pytest.mark.parametrize(
     "overrides",
     [
-        [f"model.{ESCAPES}=1"],
-        [f"{ESCAPES}.x=1"],
-        [ESCAPES],
-        ["model." + "x" * 100_000 + "=1"],
-        ["x" * 100_000],
-        ["model.norm=" + "x" * 100_000],
-        ['model.norm="\\e[2J"'],
-        ['model.pattern=["\\e[2J"]'],
-        ["model.pattern=[" + "x" * 100_000 + "]"],
-        ["model.kinds." + "x" * 100_000 + ".window=1"],
-        [f"model.kinds.{ESCAPES}.window=1"],
-        ["model.preset=" + "x" * 100_000],
-        ["memory.remat={" + "x" * 100_000 + ": [1]}"],
-        ["data.path=" + "x" * 100_000],
-        ["run.profile=" + "x" * 100_000],
-        ["data.sources={" + "x" * 100_000 + ": -1}", "data.source=tokens"],
-        ["model.layers=[" + "1, " * 2_000 + "]"],
+        [f"model.{ESCAPES}=1"], [f"{ESCAPES}.x=1"], [ESCAPES], ["model." + "x" * 100_000 + "=1"], ["x" * 100_000],
+        ["model.norm=" + "x" * 100_000], ['model.norm="\\e[2J"'], ['model.pattern=["\\e[2J"]'],
+        ["model.pattern=[" + "x" * 100_000 + "]"], ["model.kinds." + "x" * 100_000 + ".window=1"],
+        [f"model.kinds.{ESCAPES}.window=1"], ["model.preset=" + "x" * 100_000],
+        ["memory.remat={" + "x" * 100_000 + ": [1]}"], ["data.path=" + "x" * 100_000], ["run.profile=" + "x" * 100_000],
+        ["data.sources={" + "x" * 100_000 + ": -1}", "data.source=tokens"], ["model.layers=[" + "1, " * 2_000 + "]"],
     ],
-)
+)  # fmt: skip
 def test_names_and_values_of_overrides_are_shown_cleaned_and_cut(overrides: list[str]):
     with pytest.raises(UserError) as refusal:
         validate(load_config(None, overrides))

@@ -260,16 +260,9 @@ LATENT = "model.kv_heads=null | model.latent_attention={kv_rank: 16}"
         at most 2^20
     model.vocab=2147483647 => model.vocab: 2147483647 | 2147483648 | model.vocab_multiple (128) | at most 2^31 - 1
 """,
-    DPO=DPO,
-    MASKED=MASKED,
-    TAUGHT=TAUGHT,
-    LORA=LORA,
-    SIX=SIX,
-    PATTERN=PATTERN,
-    KINDS=KINDS,
-    LATENT=LATENT,
+    DPO=DPO, MASKED=MASKED, TAUGHT=TAUGHT, LORA=LORA, SIX=SIX, PATTERN=PATTERN, KINDS=KINDS, LATENT=LATENT,
     EXPERTS=EXPERTS,
-)
+)  # fmt: skip
 def test_keys_that_do_not_fit_together_are_one_sentence(overrides, parts):
     with refused(*parts):
         validate(load_config(None, overrides))

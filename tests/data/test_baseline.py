@@ -55,12 +55,6 @@ def test_only_what_is_scored_counts():
     assert bigram_loss(train, [scored], 3) == pytest.approx(reference(train.tokens.tolist(), pairs, 3), rel=1e-12)
 
 
-def test_random_tokens_cost_the_logarithm_of_the_vocabulary():
-    tokens = np.random.default_rng(0).integers(0, 50, (2, 200_000))
-    scored = [batch(tokens[1, :-1], tokens[1, 1:], np.ones(199_999))]
-    assert bigram_loss(stream(tokens[0]), scored, 50) == pytest.approx(math.log(50), abs=0.02)
-
-
 def test_a_large_vocabulary_needs_no_square_table():
     train = TokenStream(np.arange(1000, dtype=np.uint32) * 100, np.zeros(1, np.int64))
     assert 0 < bigram_loss(train, [batch([100, 7], [200, 9], [1, 1])], 10**6) < math.log(10**6)

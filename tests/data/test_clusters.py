@@ -13,11 +13,7 @@ from jaxpar.prepare import main
 from tests.data.folders import contents, decoded, prepared, quiet, texts
 from tests.sentences import refused, refused_by_command
 
-TOPICS = (
-    "the ship sails over the blue sea",
-    "import np; def f(x): np.sum(x*x)",
-    "0123 4567 8901 2345 6789 0123 45",
-)
+TOPICS = ("the ship sails over the blue sea", "import np; def f(x): np.sum(x*x)", "0123 4567 8901 2345 6789 0123 45")
 
 
 def of_topics(each: int) -> list[str]:

@@ -68,33 +68,24 @@ def test_the_example_and_the_seed_decide_what_is_drawn():
     np.testing.assert_array_equal(continued.train.row(7)["tokens"], one.train.row(7)["tokens"])
 
 
-def test_padding_and_ends_of_documents_are_not_drawn(tmp_path: Any):
+def test_padding_ends_of_documents_and_tokens_that_the_loss_leaves_out_are_not_drawn(tmp_path: Path):
     folder = prepared_chat(tmp_path / "chat", conversations()).path
     source = DataConfig(source="tokens", path=str(folder), sequence_length=256)
     data = masked(source, vocab=None, rate=0.9, mask_token=57)
     before, after = rows(data, 4)
-    drawn = after["mask"] > 0
-    assert drawn.any() and not drawn[before["segments"] == 0].any()
+    drawn, segments = after["mask"] > 0, before["segments"]
+    assert drawn.any() and not drawn[segments == 0].any()
     assert not (before["tokens"][drawn] == data.separator).any()
+    continues, counted = segments[:, 1:] == segments[:, :-1], before["mask"][:, :-1] > 0
+    assert (continues & ~counted & (segments[:, 1:] > 0)).any(), "the loss leaves tokens out"
+    assert not (drawn[:, 1:] & continues & ~counted).any()
+    firsts = ~continues & (segments[:, 1:] > 0)
+    assert not (drawn[:, 1:] & firsts & (before["mask"][:, 1:] == 0)).any()
     with refused("loss.mask_token: 61", "less than the vocabulary (61)"):
         masked(source, vocab=None, mask_token=61)
     for token in (61, -1):
         with refused(f"loss.unmasked: {token}", "from 0 to 60"):
             masked(source, vocab=None, mask_token=57, unmasked=(3, token))
-
-
-def test_only_tokens_that_the_loss_counts_are_drawn(tmp_path: Path):
-    folder = prepared_chat(tmp_path / "chat", conversations()).path
-    before, after = rows(
-        masked(DataConfig(source="tokens", path=str(folder), sequence_length=256), 2, None, rate=0.9, mask_token=57), 4
-    )
-    drawn, segments = after["mask"] > 0, before["segments"]
-    continues = segments[:, 1:] == segments[:, :-1]
-    counted = before["mask"][:, :-1] > 0
-    assert (continues & ~counted & (segments[:, 1:] > 0)).any(), "the loss leaves tokens out"
-    assert drawn.any() and not (drawn[:, 1:] & continues & ~counted).any()
-    firsts = ~continues & (segments[:, 1:] > 0)
-    assert not (drawn[:, 1:] & firsts & (before["mask"][:, 1:] == 0)).any()
 
 
 def marked_folder(tmp_path: Path) -> tuple[Path, list[dict[str, Any]]]:
@@ -145,8 +136,7 @@ def test_spans_are_those_of_the_lines_and_are_drawn_whole_at_the_rate_of_their_k
             assert len(set(mask.tolist())) == 1, "a span is drawn whole"
             whole.append(mask[0])
         single += row["mask"][~noun & (row["tokens"] != data.separator)].tolist()
-    assert np.mean(whole) == pytest.approx(0.6, abs=0.04)
-    assert np.mean(single) == pytest.approx(0.1, abs=0.01)
+    assert np.mean(whole) == pytest.approx(0.6, abs=0.04) and np.mean(single) == pytest.approx(0.1, abs=0.01)
 
 
 def test_lines_of_spans_that_do_not_fit_are_refused(tmp_path: Path):

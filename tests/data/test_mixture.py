@@ -1,4 +1,4 @@
-"""Which row of which source an example is, is a function of its number; sources have their shares and go on."""
+"""The row of a source that an example is depends on its number alone; sources have their shares and go on."""
 
 import json
 from collections import Counter
@@ -81,12 +81,6 @@ def test_orders_are_those_of_earlier_versions():
     assert "".join(name for name, _ in places(mixture(0, a=0.5, b=0.3, c=0.2), range(24))) == "bacaabacbacaabacbabacbac"
 
 
-def test_epochs_are_rows_used_by_rows_there_are():
-    epochs = mixture(a=3, b=1).epochs(400)
-    assert epochs["a"] == pytest.approx(300 / 50, abs=0.05)
-    assert epochs["b"] == pytest.approx(100 / 50, abs=0.05)
-
-
 def test_when_weights_change_each_source_goes_on_where_it_was():
     first = mixture(a=3, b=1)
     early = places(first, range(200))
@@ -156,13 +150,6 @@ def test_planned_phases_are_continued_from_any_checkpoint(example):
         ]
         assert rows == list(range(len(rows))), name
     assert other.facts != facts and other.used(400)["digest of b"] == 110
-
-
-def test_the_same_weights_however_they_are_written_change_nothing():
-    first = mixture(a=3, b=1)
-    again = mixture(b=2, a=6).continued(json.loads(json.dumps(first.facts)), 200)
-    assert places(again, range(150, 400)) == places(first, range(150, 400))
-    assert again.facts == first.facts
 
 
 def test_a_source_that_was_moved_goes_on():

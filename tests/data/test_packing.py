@@ -98,16 +98,6 @@ def test_a_row_is_what_the_slow_reference_states(
     assert row["mask"].dtype == np.float32
 
 
-@pytest.mark.parametrize("version", sorted(shuffle.ORDERS))
-@pytest.mark.parametrize("packed", [True, False])
-def test_an_epoch_uses_every_token_at_most_once_and_drops_less_than_a_row(packed, version, monkeypatch):
-    monkeypatch.setattr(shuffle, "BLOCK_TOKENS", 9)
-    monkeypatch.setattr(shuffle, "BLOCK_ROWS", 1)
-    rows = PackedRows(stream_of(5, 1, 30, 7, 2), sequence_length=4, packed=packed, seed=3, shuffle=version)
-    seen = np.concatenate([rows.row(example)["tokens"] for example in range(rows.rows_per_epoch)])
-    assert len(np.unique(seen)) == len(seen) == 44
-
-
 def test_seeds_and_epochs_differ_in_the_order_of_documents_and_of_rows():
     stream = stream_of(*[3] * 40)
 

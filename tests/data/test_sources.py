@@ -44,19 +44,15 @@ def test_an_entry_makes_a_source():
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        (
-            ["data.source=counting", "data.path=a"],
-            ("data.path: 'a'", "data.source is counting", "tokens, stream, prompts or demonstrations"),
-        ),
+        (["data.source=counting", "data.path=a"],
+         ("data.path: 'a'", "data.source is counting", "tokens, stream, prompts or demonstrations")),
         (["data.separator=3"], ("data.separator: 3", "data.source is stdlib", "tokens or counting with it", "null")),
         (["data.long_conversations=truncate_end"], ("data.long_conversations: 'truncate_end'", "tokens", "or drop")),
         (["data.source=counting", "loss.name=dpo", "run.init_from=a"], ("data.source is counting", "source: tokens")),
-        (
-            ["data.source=none"],
-            ("data.source", "stdlib, tokens, stream, synthetic, prompts, demonstrations or counting"),
-        ),
+        (["data.source=none"],
+         ("data.source", "stdlib, tokens, stream, synthetic, prompts, demonstrations or counting")),
     ],
-)
+)  # fmt: skip
 def test_keys_and_losses_go_by_what_the_entries_say(given: list[str], parts: tuple[str, ...]):
     with refused(*parts):
         validate(load_config(None, given))

@@ -50,8 +50,7 @@ def test_sources_are_mixed_and_all_validation_documents_are_evaluated(folders):
     a, b = str(folders / "a"), str(folders / "b")
     data = open_data(config(sources={a: 3, b: 1}), vocab=None, seed=0)
     alone = [open_data(config(path), vocab=None, seed=0) for path in (a, b)]
-    assert isinstance(data.train, Mixture)
-    assert data.train.epochs(0) == {a: 0.0, b: 0.0}
+    assert isinstance(data.train, Mixture) and data.train.epochs(0) == {a: 0.0, b: 0.0}
     assert data.description.startswith(f"75.0% {a}: ")
     validation = np.concatenate([each.validation.stream.tokens[:] for each in alone])
     assert data.validation is not None
@@ -83,8 +82,7 @@ def test_validation_documents_may_come_from_another_folder(folders):
     assert other.validation is not None and of_a is not None
     np.testing.assert_array_equal(other.validation.stream.tokens[:], of_a.stream.tokens[:])
     whole = open_data(config(folders / "a", validation_path=str(folders / "bare")), vocab=None, seed=0)
-    assert whole.validation is not None
-    assert len(whole.validation.stream.starts) == 40
+    assert whole.validation is not None and len(whole.validation.stream.starts) == 40
 
 
 def test_several_sets_are_evaluated_by_their_names(folders):
@@ -102,8 +100,7 @@ def test_several_sets_are_evaluated_by_their_names(folders):
 
 def test_validation_documents_that_are_less_than_a_row_are_reported(folders):
     data = open_data(config(folders / "b", sequence_length=1000), vocab=None, seed=0)
-    assert data.validation is None
-    assert "nothing for validation (" in data.description
+    assert data.validation is None and "nothing for validation (" in data.description
     assert data.description.endswith("which has 409 tokens; expected at most 409, or more data)")
 
 
@@ -127,16 +124,10 @@ def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
         ({"path": "a", "separator": 3}, None, ("data.separator=3", "expected 256")),
         ({"sources": ["a", "other"]}, None, ("other'", "another tokenizer", "a'", "expected")),
         ({"path": "a", "validation_path": "other"}, None, ("data.validation_path=", "other'", "another tokenizer")),
-        (
-            {"path": "a", "validation_path": "plain.npy"},
-            None,
-            ("data.validation_path=", "plain.npy'", "not a token folder"),
-        ),
-        (
-            {"path": "plain.npy", "validation_path": "a"},
-            None,
-            ("validation_path=", "a' is a folder", "data.path is a file"),
-        ),
+        ({"path": "a", "validation_path": "plain.npy"}, None,
+         ("data.validation_path=", "plain.npy'", "not a token folder")),
+        ({"path": "plain.npy", "validation_path": "a"}, None,
+         ("validation_path=", "a' is a folder", "data.path is a file")),
         ({"path": "a", "validation": {"x": "other"}}, None, ("data.validation.x=", "other'", "another tokenizer")),
         ({"path": "plain.npy", "validation": {"x": "a"}}, None, ("data.validation names", "data.path is a file")),
         ({"sources": ["a", "plain.npy"]}, None, ("data.sources: ", "plain.npy'", "not a folder", "a token folder")),
@@ -146,7 +137,7 @@ def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
         ({"path": "empty"}, None, ("data.path=", "empty'", "no index.json")),
         ({"path": "gone"}, None, ("data.path=", "gone' does not exist")),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, parts):
     if not (folders / "copy").exists():
         shutil.copytree(folders / "a", folders / "copy")
@@ -186,5 +177,4 @@ def test_data_continues_in_the_order_that_its_run_began_with(folders, mixed):
 
 def test_generated_text_has_no_order_to_continue():
     data = open_data(DataConfig(source="synthetic", sequence_length=16), vocab=None, seed=4)
-    assert data.facts == {"shuffle": None, "mixture": None}
-    assert data.continued(data.facts, 5).train is data.train
+    assert data.facts == {"shuffle": None, "mixture": None} and data.continued(data.facts, 5).train is data.train

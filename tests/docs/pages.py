@@ -13,7 +13,7 @@ PATH = r"(?<![\w./:-])[a-z]\w*/[\w./-]*\.[a-z]\w*"
 
 @dataclass
 class Page:
-    """What a check needs to know of a page; a place is `docs/data.md:12`, where its paragraph begins."""
+    """A page, as a check needs to know it; a place is `docs/data.md:12`, where its paragraph begins."""
 
     name: str
     """Its path in the repository."""

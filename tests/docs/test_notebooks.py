@@ -59,7 +59,7 @@ def test_it_runs(name: str, tmp_path: Path):
 
 
 def _kind(output: dict[str, object]) -> str:
-    """What sort of output it is: a picture of some size, a table, or some lines of text."""
+    """The sort of an output: a picture of some size, a table, or some lines of text."""
     data = output.get("data")
     if isinstance(data, dict) and "image/png" in data:
         width, height = struct.unpack(">II", base64.b64decode(data["image/png"])[16:24])

@@ -1,4 +1,4 @@
-"""What lm-evaluation-harness measured with its own backend (`tests/goldens/generate_evaluation.py`)."""
+"""Numbers of lm-evaluation-harness with its own backend (`tests/goldens/generate_evaluation.py`)."""
 
 import json
 from functools import cache

@@ -30,8 +30,7 @@ def test_planted_texts_are_found_in_the_training_documents_alone(tmp_path: Path)
     planted_overlap, other, joined, short = found[0]
     assert planted_overlap == Overlap(len(planted), len(planted) - 19, 21, 40), "40 bytes, 21 places of 20 bytes"
     assert other.matched == joined.matched == short.matched == short.ngrams == 0
-    assert found[1] == [Overlap(40, 21, 21, 40)]
-    assert found[2] == [Overlap(90, 71, 0, 0)]
+    assert found[1] == [Overlap(40, 21, 21, 40)] and found[2] == [Overlap(90, 71, 0, 0)]
 
 
 def test_the_tokenizer_of_the_folder_is_loaded_once_for_all_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -50,13 +50,9 @@ def soap(request: RuleRequest) -> Rule:
         return ArraySpec((*spec.shape[:stack], size, size), (*((dim,) for dim in range(stack)), dims, ()))
 
     arrays = {
-        "mu": request.like_weight(signed=True),
-        "nu": request.like_weight(signed=False),
-        "left_gram": square(rows),
-        "right_gram": square(columns),
-        "left_basis": square(rows),
-        "right_basis": square(columns),
-    }
+        "mu": request.like_weight(signed=True), "nu": request.like_weight(signed=False), "left_gram": square(rows),
+        "right_gram": square(columns), "left_basis": square(rows), "right_basis": square(columns),
+    }  # fmt: skip
 
     @jax.default_matmul_precision("float32")
     def direction(gradient, weight, state, step, arguments):

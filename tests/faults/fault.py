@@ -1,4 +1,4 @@
-"""What a seeded fault is, and how it names the tests that must notice it."""
+"""A seeded fault, and how it names the tests that must notice it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ class Fault:
 
     name: str
     description: str
-    """What goes wrong, in words."""
+    """The mistake, in words."""
     file: str
     old: str
     """Occurs exactly once in `file`."""

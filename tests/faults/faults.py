@@ -19,21 +19,6 @@ from tests.faults.catalogue.tokens import TOKENS
 from tests.faults.catalogue.update import UPDATE
 
 FAULTS = (
-    *COMMUNICATION,
-    *LOSS,
-    *TOKENS,
-    *LAYERS,
-    *UPDATE,
-    *PREPARED,
-    *PIPELINE,
-    *MEMORY,
-    *GENERATION,
-    *HYBRIDS,
-    *ISLANDS,
-    *KINDS,
-    *EXPERTS,
-    *COMPOSED,
-    *PLANNER,
-    *PLAN,
-    *PRECISION,
-)
+    COMMUNICATION + LOSS + TOKENS + LAYERS + UPDATE + PREPARED + PIPELINE + MEMORY + GENERATION + HYBRIDS + ISLANDS
+    + KINDS + EXPERTS + COMPOSED + PLANNER + PLAN + PRECISION
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What decoding a token does with the weights of layers on a GPU, as XLA compiles it without one; child only."""
+"""Decoding a token: its use of layers' weights on a GPU, as XLA compiles it without one; child only."""
 
 import re
 from math import prod

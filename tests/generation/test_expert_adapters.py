@@ -9,15 +9,7 @@ import pytest
 
 from jaxpar.generation.requests import Request
 from jaxpar.interop.adapters.adapter import Adapter, AdapterSource
-from tests.generation.test_adapters import (
-    Merged,
-    adapter_of,
-    assert_same,
-    base_of,
-    drawn_by,
-    generator_of,
-    placed,
-)
+from tests.generation.test_adapters import Merged, adapter_of, assert_same, base_of, drawn_by, generator_of, placed
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "experts": {"expert": 2, "tensor": 2, "experts": {"exchange": "all_gather"}},

@@ -3,16 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.layout import generation_layout
-from tests.generation.test_generator import TOLERANCE, log_probabilities, prompts, run_of
+from tests.generation.test_generator import check_greedy, run_of
 from tests.small_run import SmallRun, small, with_experts
 
-NEW = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
     "all_to_all": {"expert": 4, "tensor": 2, "experts": {"exchange": "all_to_all", "capacity": 1.0}},
     "all_gather": {"expert": 2, "fsdp": 2, "context": 2, "experts": {"exchange": "all_gather"}},
@@ -50,15 +48,8 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(router: str):
     layout, keys = ROUTERS[router]
     own = ExpertsConfig(**({"count": 8, "per_token": 2, "shared": 1, "width": 16} | keys))
     run, weights = run_with_weights(own, LAYOUTS[layout])
-    given = prompts(61)
-    found = Generator(run.config, run.step.mesh, weights).continued(given, NEW)
-    rows = [[*a, *b.tokens.tolist()] for a, b in zip(given, found, strict=True)]
     exact = replace(own, capacity_factor=None, clusters={})
-    after = log_probabilities(*run_with_weights(exact, {}), rows)
-    for row, (prompt, own_tokens) in enumerate(zip(given, found, strict=True)):
-        wanted = after[row, len(prompt) - 1 : len(prompt) - 1 + NEW]
-        assert wanted.argmax(axis=-1).tolist() == own_tokens.tokens.tolist()
-        np.testing.assert_allclose(own_tokens.log_probabilities, wanted.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+    check_greedy(Generator(run.config, run.step.mesh, weights), 61, *run_with_weights(exact, {}))
 
 
 @pytest.mark.parametrize("name", TRAINED)

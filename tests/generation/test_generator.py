@@ -74,24 +74,26 @@ def log_probabilities(run: SmallRun, weights: Any, rows: list[list[int]]) -> np.
     return found - np.log(np.exp(found).sum(axis=-1, keepdims=True))
 
 
+def check_greedy(generator: Generator, vocab: int, reference: SmallRun, weights: Any) -> None:
+    """Greedy tokens are the likeliest of the training forward of `reference`, with its log-probabilities."""
+    given = prompts(vocab)
+    found = generator.continued(given, NEW)
+    rows = [[*prompt, *own.tokens.tolist()] for prompt, own in zip(given, found, strict=True)]
+    for prompt, own, after in zip(given, found, log_probabilities(reference, weights, rows), strict=False):
+        assert len(own.tokens) == NEW and not own.ended
+        after = after[len(prompt) - 1 : len(prompt) - 1 + NEW]
+        assert after.argmax(axis=-1).tolist() == own.tokens.tolist()
+        np.testing.assert_allclose(own.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+
+
 @pytest.mark.matrix(quick=("llama-split",), ci=4)
 @pytest.mark.parametrize(("name", "layout"), ROWS)
 def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layout: str):
     source, options = model_of(name)
     order = {"context_order": "contiguous"} if name in WITH_STATE and "context_order" in LAYOUTS[layout] else {}
     run = run_of(options, LAYOUTS[layout] | order)
-    given = prompts(options["vocab"])
-    generator = Generator(run.config, run.step.mesh, weights_on(run, source))
-    found = generator.continued(given, NEW)
-    reference = run_of(options, {})
-    by_training = log_probabilities(
-        reference, weights_on(reference, source), [[*a, *b.tokens.tolist()] for a, b in zip(given, found, strict=True)]
-    )
-    for row, (prompt, own) in enumerate(zip(given, found, strict=True)):
-        assert len(own.tokens) == NEW and not own.ended
-        after = by_training[row, len(prompt) - 1 : len(prompt) - 1 + NEW]
-        assert after.argmax(axis=-1).tolist() == own.tokens.tolist()
-        np.testing.assert_allclose(own.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+    generator, reference = Generator(run.config, run.step.mesh, weights_on(run, source)), run_of(options, {})
+    check_greedy(generator, options["vocab"], reference, weights_on(reference, source))
 
 
 def test_weights_of_layers_are_no_copies_on_cpus():

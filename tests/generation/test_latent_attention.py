@@ -14,7 +14,7 @@ from jaxpar.generation.layout import generation_layout, page_tokens
 from jaxpar.generation.programs import Programs
 from jaxpar.generation.sampling import DTYPES, Draws
 from jaxpar.generation.unstacked import unstacked
-from tests.generation.test_generator import LAYOUTS, NEW, TOLERANCE, log_probabilities, prompts, run_of
+from tests.generation.test_generator import LAYOUTS, check_greedy, run_of
 from tests.pallas_kernels.attention.test_attention import every_equation
 from tests.small_run import SmallRun
 
@@ -46,14 +46,7 @@ def run_with_weights(name: str, layout: dict[str, Any]) -> tuple[SmallRun, Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layout: str):
     run, weights = run_with_weights(name, LAYOUTS[layout])
-    given = prompts(61)
-    found = Generator(run.config, run.step.mesh, weights).continued(given, NEW)
-    rows = [[*a, *b.tokens.tolist()] for a, b in zip(given, found, strict=True)]
-    after = log_probabilities(*run_with_weights(name, {}), rows)
-    for row, (prompt, own) in enumerate(zip(given, found, strict=True)):
-        wanted = after[row, len(prompt) - 1 : len(prompt) - 1 + NEW]
-        assert wanted.argmax(axis=-1).tolist() == own.tokens.tolist()
-        np.testing.assert_allclose(own.log_probabilities, wanted.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+    check_greedy(Generator(run.config, run.step.mesh, weights), 61, *run_with_weights(name, {}))
 
 
 def test_the_cache_has_latent_vectors_and_rotary_keys_and_a_token_expands_none():

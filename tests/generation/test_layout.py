@@ -22,9 +22,5 @@ def test_what_training_names_for_sharded_weights_stops_no_generation(parallel: d
     mesh = SmallRun(config).step.mesh
     for zero in (0, 3):
         plan = generation_layout(config, mesh, zero=zero).plan
-        assert (plan.zero, plan.embedding_messages.name, plan.layer_unroll.name, plan.weight_prefetch.name) == (
-            zero,
-            "table",
-            1,
-            "layer",
-        )
+        found = plan.zero, plan.embedding_messages.name, plan.layer_unroll.name, plan.weight_prefetch.name
+        assert found == (zero, "table", 1, "layer")

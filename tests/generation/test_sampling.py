@@ -13,15 +13,9 @@ LOGITS = np.array([[2.0, 1.0, 0.0, -1.0, -np.inf], [0.0, 0.0, 3.0, -2.0, -np.inf
 
 def draws_of(rows: int, **settings: float) -> Draws:
     values = {
-        "seed": 0,
-        "temperature": 1.0,
-        "repetition_penalty": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "tempered": False,
-        "adapter": -1,
-    } | settings
+        "seed": 0, "temperature": 1.0, "repetition_penalty": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+        "tempered": False, "adapter": -1,
+    } | settings  # fmt: skip
     columns = {name: np.full(rows, value) for name, value in values.items()} | {"stream": np.arange(rows)}
     return Draws(**{name: jnp.asarray(columns[name], dtype) for name, dtype in DTYPES._asdict().items()})
 
@@ -32,21 +26,18 @@ def kept(**settings: float) -> list[list[int]]:
 
 
 def test_top_k_keeps_the_likeliest_and_all_that_are_as_likely():
-    assert kept(top_k=1) == [[0], [2]]
-    assert kept(top_k=2) == [[0, 1], [0, 1, 2]]
+    assert kept(top_k=1) == [[0], [2]] and kept(top_k=2) == [[0, 1], [0, 1, 2]]
     assert kept(top_k=0) == kept(top_k=100) == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
 def test_top_p_keeps_the_fewest_whose_probabilities_add_up():
     probabilities = np.exp(LOGITS[0, :4]) / np.exp(LOGITS[0, :4]).sum()
     assert kept(top_p=float(probabilities[0]) - 1e-3)[0] == [0]
-    assert kept(top_p=float(probabilities[0]) + 1e-3)[0] == [0, 1]
-    assert kept(top_p=1e-6) == [[0], [2]]
+    assert kept(top_p=float(probabilities[0]) + 1e-3)[0] == [0, 1] and kept(top_p=1e-6) == [[0], [2]]
 
 
 def test_min_p_is_relative_to_the_likeliest():
-    assert kept(min_p=float(np.exp(-1.0)) - 1e-3) == [[0, 1], [2]]
-    assert kept(min_p=1.0) == [[0], [2]]
+    assert kept(min_p=float(np.exp(-1.0)) - 1e-3) == [[0, 1], [2]] and kept(min_p=1.0) == [[0], [2]]
 
 
 def test_a_repetition_penalty_makes_seen_tokens_less_likely():

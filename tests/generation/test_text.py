@@ -50,13 +50,8 @@ def test_a_character_that_was_whole_stays():
     """Llama's decoder takes it back until the bytes behind it are one too."""
     assert of_words([4, 5, 6, 4]) == "\ufffd" * 4
     assert texts(of_words, [4, 5, 6, 4, 5, 6]) == [
-        "\ufffd",
-        "\ufffd" * 2,
-        "€",
-        "€\ufffd\ufffd\ufffd",
-        "€\ufffd\ufffd\ufffd\ufffd",
-        "€€",
-    ]
+        "\ufffd", "\ufffd" * 2, "€", "€\ufffd\ufffd\ufffd", "€\ufffd\ufffd\ufffd\ufffd", "€€",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("byte", [0x61, 0x80, 0])
@@ -69,8 +64,7 @@ def test_a_token_decodes_the_end_of_the_text_alone(byte: int):
         return of_bytes([token for token in tokens if token])
 
     assert texts(decode, [0x61, *[byte] * 300, 0x62])[-1] == decode([0x61, *[byte] * 300, 0x62])
-    assert sizes.pop() == 302
-    assert max(sizes) <= 64 and sum(sizes) < 300 * 64
+    assert sizes.pop() == 302 and max(sizes) <= 64 and sum(sizes) < 300 * 64
 
 
 def test_a_stop_string_over_many_tokens_ends_the_text_before_it():

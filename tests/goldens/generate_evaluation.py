@@ -127,7 +127,7 @@ def write_settings() -> None:
 
 
 def evaluated(model: str) -> dict[str, Any]:
-    """What lm_eval measures with its own backend, by task."""
+    """The numbers that lm_eval measures with its own backend, by task."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager

@@ -23,18 +23,9 @@ ROUTED = tuple(name for name in NAMES if re.search(r'experts": [^n]', (FOLDER / 
 BIDIRECTIONAL = tuple(name for name in NAMES if "ForMaskedLM" in (FOLDER / name / "config.json").read_text())
 """Goldens whose tokens see later ones."""
 WITH_STATE = (
-    "mamba2",
-    "kimi_linear",
-    "nemotron_h",
-    "qwen3_next",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "minimax",
-    "lfm2",
-    "lfm2_moe",
-    "granitemoehybrid",
-    "gla_swa",
-)
+    "mamba2", "kimi_linear", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe", "minimax", "lfm2", "lfm2_moe",
+    "granitemoehybrid", "gla_swa",
+)  # fmt: skip
 """The goldens whose mixers have a state."""
 MAPPINGS = (
     "pattern", "experts", "latent_attention", "linear_attention", "attention_temperature", "residual", "rope",
@@ -124,6 +115,6 @@ def short_logits(name: str) -> np.ndarray:
 
 
 def tokens_and_logits(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Of a golden: int32 [batch, seq], float64 [batch, seq, vocab]."""
+    """Tokens and logits of a golden: int32 [batch, seq], float64 [batch, seq, vocab]."""
     with np.load(FOLDER / name / "logits.npz", allow_pickle=False) as stored:
         return stored["tokens"], stored["logits"]

@@ -13,20 +13,9 @@ from tests.reference.options import DEFAULTS, Options
 from tests.reference.tree import Tree
 
 DIFFERENT = (
-    "qwen3_moe",
-    "deepseek_v3",
-    "kimi_k2",
-    "glm4_moe",
-    "dots1",
-    "ernie4_5_moe",
-    "llama4",
-    "gemma3n",
-    "gemma4",
-    "gemma4_dense",
-    "gemma4_moe",
-    "mistral4",
-    *WITH_STATE,
-)
+    "qwen3_moe", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe", "llama4", "gemma3n", "gemma4",
+    "gemma4_dense", "gemma4_moe", "mistral4", *WITH_STATE,
+)  # fmt: skip
 """Goldens whose layers have other blocks than attention and a feed-forward, or not all the same."""
 ALIKE = [name for name in NAMES if name not in DIFFERENT]
 """Goldens whose layers all have attention and weights of the same shapes, as those of the reference do."""
@@ -43,7 +32,7 @@ def difference(computed: np.ndarray, expected: np.ndarray) -> float:
 
 
 def logits_of(weights: Tree, options: Options, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Of the reference, with experts or without."""
+    """The reference's, with experts or without."""
     return (experts64 if "experts" in options else decoder64).logits(weights, options, batch)
 
 

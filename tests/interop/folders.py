@@ -9,6 +9,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from jaxpar.interop.mapping.keys import HFConfig
+from jaxpar.interop.sources.tensor_files import TensorFiles
 from tests.goldens.loading import FOLDER
 
 
@@ -24,6 +25,18 @@ def copy_of(name: str, to: Path, **config: Any) -> Path:
     values = json.loads((to / "config.json").read_text()) | config
     (to / "config.json").write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
     return to
+
+
+def check_parts(files: TensorFiles, name: str, wanted: np.ndarray) -> None:
+    """A tensor as it is read, whole and random parts of it, is `wanted`."""
+    stored, random = files.tensors[name], np.random.default_rng(list(name.encode()))
+    assert (stored.shape, stored.dtype) == (wanted.shape, wanted.dtype)
+    found = files.read(name, tuple(slice(0, size) for size in wanted.shape))
+    assert found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+    for _ in range(20):
+        ends = [sorted(random.choice(size + 1, 2, replace=False)) for size in wanted.shape]
+        region = tuple(slice(int(first), int(last)) for first, last in ends)
+        assert files.read(name, region).tobytes() == wanted[region].tobytes()
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:

@@ -137,13 +137,8 @@ LAYER = "base_model.model.model.layers.1"
         (renamed("model.layers.1.mlp.", "mtp.layers.1.mlp."), ("mtp.layers.1.mlp.experts", "no matrix for it")),
         (renamed("model.layers.1.mlp.", "model.layers.1.foo."), ("layers.1.foo.experts", "no matrix for it")),
         (renamed("model.layers.1.mlp.", f"{'b' * 3000}.layers.1.mlp."), ("bbb", "no matrix for it")),
-        (
-            lambda all: {
-                f"{LAYER}.mlp.experts.1.gate_proj.lora_{which}.weight": np.ones(shape, np.float32)
-                for which, shape in (("A", (2, 16)), ("B", (20, 2)))
-            },
-            ("mlp.gate of layer 1 twice", "expected"),
-        ),
+        (lambda all: {f"{LAYER}.mlp.experts.1.gate_proj.lora_{which}.weight": np.ones(shape, np.float32)
+                      for which, shape in (("A", (2, 16)), ("B", (20, 2)))}, ("mlp.gate of layer 1 twice", "expected")),
     ],
 )  # fmt: skip
 def test_experts_have_factors_of_one_module_with_the_name_that_they_have(change, parts, tmp_path):
@@ -346,35 +341,21 @@ BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "half a file": (lambda folder: shorter(folder, 9000), (FILE, "no whole safetensors file")),
     "half a header": (lambda folder: shorter(folder, 100), (FILE, "no whole safetensors file")),
     "an empty file": (lambda folder: shorter(folder, 0), (FILE, "no whole safetensors file")),
-    "a header of 2^62 bytes": (
-        lambda folder: (folder / FILE).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
-        (FILE, "no whole safetensors file"),
-    ),
-    "more bytes than there are": (
-        lambda folder: with_header(folder, missing=2**30, A={"shape": [3, 2**30]}),
-        (FILE, "no whole safetensors file"),
-    ),
-    "a tensor inside another": (
-        lambda folder: with_header(folder, A={"at": [0, 384]}),
-        (FILE, "no whole safetensors file"),
-    ),
-    "a rank of millions": (
-        lambda folder: with_header(folder, A={"shape": [2**24, 32]}, B={"shape": [64, 2**24]}),
-        ("rank 16777216 in", "q_proj.lora_A", "at most 512"),
-    ),
-    "another width, of gigabytes": (
-        lambda folder: with_header(folder, A={"shape": [3, 2**30]}),
-        ("[3, 1073741824]", "layers.0.self_attn.q_proj", "expected [3, 32] and [64, 3]"),
-    ),
-    "factors of integers": (
-        lambda folder: with_header(folder, A={"dtype": "I32"}),
-        (FILE, "q_proj.lora_A", "I32", "expected one of F32"),
-    ),
-    "a configuration that nests": (
-        lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000),
-        ("adapter_config.json", "nests too deep"),
-    ),
-}
+    "a header of 2^62 bytes": (lambda folder: (folder / FILE).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
+        (FILE, "no whole safetensors file")),
+    "more bytes than there are": (lambda folder: with_header(folder, missing=2**30, A={"shape": [3, 2**30]}),
+        (FILE, "no whole safetensors file")),
+    "a tensor inside another": (lambda folder: with_header(folder, A={"at": [0, 384]}),
+        (FILE, "no whole safetensors file")),
+    "a rank of millions": (lambda folder: with_header(folder, A={"shape": [2**24, 32]}, B={"shape": [64, 2**24]}),
+        ("rank 16777216 in", "q_proj.lora_A", "at most 512")),
+    "another width, of gigabytes": (lambda folder: with_header(folder, A={"shape": [3, 2**30]}),
+        ("[3, 1073741824]", "layers.0.self_attn.q_proj", "expected [3, 32] and [64, 3]")),
+    "factors of integers": (lambda folder: with_header(folder, A={"dtype": "I32"}),
+        (FILE, "q_proj.lora_A", "I32", "expected one of F32")),
+    "a configuration that nests": (lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000),
+        ("adapter_config.json", "nests too deep")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -95,7 +95,7 @@ REASONS_BY_FAMILY = """
 """
 """Keys that one family does not read, though they would mean something in another, and why."""
 DERIVED: Mapping[tuple[str, str], Callable[[Mapping[str, Any]], object]] = {
-    ("cohere2", "head_dim"): lambda keys: keys["hidden_size"] // keys["num_attention_heads"],
+    ("cohere2", "head_dim"): lambda keys: keys["hidden_size"] // keys["num_attention_heads"]
 }
 """Defaults that transformers makes of other keys, by `model_type` and key."""
 

@@ -15,9 +15,8 @@ from jaxpar.interop.conversion.round_trip import check_export
 from jaxpar.interop.sources.bitsandbytes import BitsAndBytesFiles
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.packed_integers import AwqFiles, GptqFiles
-from jaxpar.interop.sources.tensor_files import TensorFiles
 from tests.goldens.loading import FOLDER
-from tests.interop.folders import tensors
+from tests.interop.folders import check_parts, tensors
 from tests.sentences import refused
 
 GOLDEN = FOLDER / "qwen3"
@@ -113,18 +112,6 @@ def nf4(shape: tuple[int, int], nested: bool, dtype: str, seed: object) -> tuple
         "": np.array(packed, np.uint8)[:, None], "quant_map": table, **parts,
         "quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),
     }, values.reshape(shape).astype(np.dtype(dtype) if dtype != "bfloat16" else ml_dtypes.bfloat16)  # fmt: skip
-
-
-def check_parts(files: TensorFiles, name: str, wanted: np.ndarray) -> None:
-    """A full matrix, and random parts of it."""
-    stored, random = files.tensors[name], draw(name)
-    assert (stored.shape, stored.dtype) == (wanted.shape, wanted.dtype)
-    found = files.read(name, tuple(slice(0, size) for size in wanted.shape))
-    assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
-    for _ in range(20):
-        ends = [sorted(random.choice(size + 1, 2, replace=False)) for size in wanted.shape]
-        region = tuple(slice(int(first), int(last)) for first, last in ends)
-        assert np.array_equal(files.read(name, region), wanted[region])
 
 
 @pytest.mark.parametrize(("bits", "less"), [(4, 1), (4, 0), (8, 1), (2, 0)])

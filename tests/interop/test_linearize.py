@@ -36,8 +36,7 @@ def test_weights_are_those_of_attention_and_new_decays(tmp_path: Path):
     for matrix, bound in ((first, 2**-2.5 * (6 / (32 + 16)) ** 0.5), (second, 2**-2.5 * (6 / (16 + 16)) ** 0.5)):
         assert 0.9 * bound < np.abs(matrix).max() <= bound and abs(matrix.std() - bound / 3**0.5) < 0.1 * bound
     assert not made.pop("model.layers.0.attn.gk_proj.1.bias").any()
-    assert (made.pop("model.layers.0.attn.g_norm.weight") == 1).all()
-    assert not made
+    assert (made.pop("model.layers.0.attn.g_norm.weight") == 1).all() and not made
     everything = tensors(tmp_path / "theirs")
     everything.setdefault("lm_head.weight", everything["model.embeddings.weight"])
     config = {

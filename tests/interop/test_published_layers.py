@@ -52,8 +52,7 @@ def test_qwen_with_windows_in_its_last_layers():
     """By `max_window_layers`, as before transformers had `layer_types`."""
     keys = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     _, model = model_of(golden("qwen2", **keys))
-    assert model.kinds == {"global": {}, "local": {"window": 8}}
-    assert layer_kinds(model) == ("global", "local")
+    assert model.kinds == {"global": {}, "local": {"window": 8}} and layer_kinds(model) == ("global", "local")
 
 
 def test_the_stretched_base_of_hunyuan_is_read_as_one_base():
@@ -79,24 +78,20 @@ def test_local_layers_of_modernbert_may_have_a_scaling():
     assert config_of(family, model, {}, length=128)["rope_parameters"]["sliding_attention"]["factor"] == 2.5
 
 
-def test_layers_of_hunyuan_may_use_different_numbers_of_experts():
-    family, model = model_of(golden("hunyuan_v1_moe", moe_topk=[2, 3], num_shared_expert=[1, 1]))
-    assert [one.experts and one.experts.per_token for one in layer_models(model)] == [2, 3]
-    assert config_of(family, model, {}, length=128)["moe_topk"] == [2, 3]
-
-
-def test_a_part_of_the_head_of_minimax_m2_is_its_width_as_published():
-    family, model = model_of(golden("minimax_m2", rope_parameters=..., rope_theta=1e3, rotary_dim=6))
-    written = config_of(family, model, {}, length=128)
-    assert (written["rotary_dim"], written["partial_rotary_factor"]) == (6, 0.5)
-
-
-def test_every_other_layer_of_ernie_may_have_experts():
-    keys = {"num_hidden_layers": 6, "moe_layer_end_index": -1, "moe_layer_interval": 2}
-    family, model = model_of(golden("ernie4_5_moe", **keys))
-    assert [one.experts is not None for one in layer_models(model)] == [False, True] * 3
-    written = config_of(family, model, {}, length=128)
-    assert [written[f"moe_layer_{name}"] for name in ("start_index", "end_index", "interval")] == [1, 5, 2]
+@pytest.mark.parametrize(
+    ("name", "keys", "experts", "written"),
+    [
+        ("ernie4_5_moe", {"num_hidden_layers": 6, "moe_layer_end_index": -1, "moe_layer_interval": 2},
+         [None, 2] * 3, {"moe_layer_start_index": 1, "moe_layer_end_index": 5, "moe_layer_interval": 2}),
+        ("hunyuan_v1_moe", {"moe_topk": [2, 3], "num_shared_expert": [1, 1]}, [2, 3], {"moe_topk": [2, 3]}),
+        ("minimax_m2", {"rope_parameters": ..., "rope_theta": 1e3, "rotary_dim": 6}, [2, 2],
+         {"rotary_dim": 6, "partial_rotary_factor": 0.5}),
+    ],
+)  # fmt: skip
+def test_experts_of_layers_and_widths_are_written_as_published(name: str, keys: dict, experts: list, written: dict):
+    family, model = model_of(golden(name, **keys))
+    assert [one.experts and one.experts.per_token for one in layer_models(model)] == experts
+    assert written.items() <= config_of(family, model, {}, length=128).items()
 
 
 def test_the_feed_forward_of_lfm2_is_as_wide_as_published():
@@ -186,12 +181,6 @@ def test_a_family_whose_class_always_makes_the_mask_of_windows_states_one(name: 
     assert (written["sliding_window"], written["layer_types"]) == (window, types)
     with refused("sliding_window", "None"):
         model_of(golden(name, layer_types=types, sliding_window=None))
-
-
-def test_gemma_3n_has_a_cap_of_logits():
-    """Its class in transformers has no null for it."""
-    with refused("final_logit_softcapping"):
-        model_of(golden("gemma3n", final_logit_softcapping=None))
 
 
 @pytest.mark.parametrize(

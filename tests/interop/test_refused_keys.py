@@ -74,6 +74,7 @@ REFUSED = [
     ("minimax", {"sliding_window": 8}, ("sliding_window", "8", "None")),
     ("minimax", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "linear_attention")),
     ("minimax", {"mlp_alpha_factor": 0}, ("mlp_alpha_factor", "0", "a number above 0")),
+    ("gemma3n", {"final_logit_softcapping": None}, ("final_logit_softcapping",)),  # its class has no null for it
     ("gemma4", {"head_dim": None}, ("head_dim", "None", "at least 1")),
     ("gemma4", {"num_key_value_heads": None}, ("num_key_value_heads", "None")),
     ("gemma4", {"hidden_size_per_layer_input": None}, ("hidden_size_per_layer_input", "None", "at least 1")),

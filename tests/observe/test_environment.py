@@ -34,12 +34,9 @@ def test_it_states_what_ran_where_and_how(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WANDB_API_KEY", "a secret")
     EnvironmentFile().start(run_info(tmp_path))
     found = json.loads((tmp_path / "environment.json").read_text())
-    assert found["command"] == "python -m jaxpar.train --config 'a b.yaml'"
-    assert found["jaxpar"] == __version__
-    assert found["packages"]["jax"] == jax.__version__
-    assert found["devices"]["count"] == len(jax.devices())
-    assert found["devices"]["kind"] == jax.devices()[0].device_kind
-    assert found["host"]["memory_bytes"] > 2**28
+    assert found["command"] == "python -m jaxpar.train --config 'a b.yaml'" and found["jaxpar"] == __version__
+    assert found["packages"]["jax"] == jax.__version__ and found["devices"]["count"] == len(jax.devices())
+    assert found["devices"]["kind"] == jax.devices()[0].device_kind and found["host"]["memory_bytes"] > 2**28
     assert found["variables"]["NCCL_DEBUG"] == "INFO"
     assert "secret" not in (tmp_path / "environment.json").read_text()
 

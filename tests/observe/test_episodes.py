@@ -1,4 +1,4 @@
-"""What is reported of things that repeat."""
+"""Reports of things that repeat."""
 
 from jaxpar.observe.episodes import Episodes
 
@@ -7,8 +7,7 @@ def test_the_first_of_each_kind_is_reported_and_again_after_it_was_quiet():
     episodes = Episodes(quiet=10)
     reported = [step for step in (3, 4, 14, 24, 35, 40) if episodes.begins("slow", step)]
     assert reported == [3, 35]
-    assert episodes.begins("spike", 40)
-    assert episodes.occurrences == {"slow": 6, "spike": 1}
+    assert episodes.begins("spike", 40) and episodes.occurrences == {"slow": 6, "spike": 1}
 
 
 def test_episodes_of_a_kind_that_is_kept_apart_begin_at_most_once_in_that_time():
@@ -25,6 +24,4 @@ def test_episodes_of_a_kind_that_is_kept_apart_begin_at_most_once_in_that_time()
 
 def test_a_run_that_went_back_far_starts_over():
     episodes = Episodes(quiet=10)
-    assert episodes.begins("spike", 100)
-    assert not episodes.begins("spike", 95)
-    assert episodes.begins("spike", 50)
+    assert episodes.begins("spike", 100) and not episodes.begins("spike", 95) and episodes.begins("spike", 50)

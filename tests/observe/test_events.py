@@ -36,16 +36,20 @@ def every_call(listener: Listener, folder: Path) -> list[str]:
     return called.split()
 
 
-def test_what_a_listener_returns_at_the_start_is_a_message_to_all(tmp_path: Path) -> None:
-    class Places(Listener):
-        def __init__(self) -> None:
-            self.heard: list[str] = []
+class Hearing(Listener):
+    """Keeps the messages that it gets."""
 
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def test_what_a_listener_returns_at_the_start_is_a_message_to_all(tmp_path: Path) -> None:
+    class Places(Hearing):
         def start(self, info: RunInfo) -> str:
             return f"writes to {info.folder}"
-
-        def message(self, text: str) -> None:
-            self.heard.append(text)
 
     places, recorded = Places(), []
     Listeners([places, Recorder("b", recorded)]).start(run_info(tmp_path))
@@ -63,14 +67,9 @@ def test_every_event_reaches_every_listener_in_order(tmp_path: Path) -> None:
 
 
 def test_an_anomaly_is_a_message_to_those_who_do_not_ask_for_more() -> None:
-    reported: list[str] = []
-
-    class StepTimes(Listener):
-        def message(self, text: str) -> None:
-            reported.append(text)
-
-    Listeners([StepTimes()]).anomaly(Anomaly(1, "slow_step", "Step 1 took long.", {"seconds": 9.0}))
-    assert reported == ["Step 1 took long."]
+    hearing = Hearing()
+    Listeners([hearing]).anomaly(Anomaly(1, "slow_step", "Step 1 took long.", {"seconds": 9.0}))
+    assert hearing.heard == ["Step 1 took long."]
 
 
 def test_all_are_closed_when_one_fails_to_close() -> None:
@@ -102,15 +101,9 @@ def test_an_error_in_a_listener_is_not_swallowed() -> None:
 
 def test_a_full_disk_is_reported_to_the_others_and_the_run_goes_on() -> None:
     log: list[tuple[str, str]] = []
-    reported: list[str] = []
-
-    class StepTimes(Listener):
-        def message(self, text: str) -> None:
-            reported.append(text)
-
-    disk = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    Listeners([Recorder("a", log), Faulty(disk), StepTimes(), Recorder("b", log)]).step(record(1))
-    assert reported == ["Faulty: No space left on device; training goes on."]
+    hearing, disk = Hearing(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    Listeners([Recorder("a", log), Faulty(disk), hearing, Recorder("b", log)]).step(record(1))
+    assert hearing.heard == ["Faulty: No space left on device; training goes on."]
     assert log == [("a", "step"), ("a", "message"), ("b", "message"), ("b", "step")]
 
 

@@ -1,4 +1,4 @@
-"""What lies in memory, counted from arrays of known sizes."""
+"""The arrays in memory are counted: some of known sizes."""
 
 import gc
 
@@ -52,8 +52,7 @@ def test_what_no_one_names_is_reported_too() -> None:
     before = held(memory_report(), OTHER)
     array = split(jnp.float32)
     after = held(memory_report(), OTHER)
-    assert after is not None
-    assert after.device_bytes - (before.device_bytes if before else 0) == MIB
+    assert after is not None and after.device_bytes - (before.device_bytes if before else 0) == MIB
     assert memory_report().devices[0].arrays == sum(holding.device_bytes for holding in memory_report().holdings)
     del array
 
@@ -69,8 +68,7 @@ def test_devices_that_report_nothing_are_reported_to_lie_in_the_process() -> Non
     report = memory_report()
     assert [device.in_use for device in report.devices] == [None] * 8
     assert 0 < report.host <= report.host_limit
-    assert "These devices report nothing of their own" in str(report)
-    assert repr(report) == str(report)
+    assert "These devices report nothing of their own" in str(report) and repr(report) == str(report)
 
 
 def test_what_a_device_reports_stands_beside_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:

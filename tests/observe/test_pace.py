@@ -34,8 +34,7 @@ def test_a_slow_step_states_where_its_time_went(parts: dict[str, float], where: 
 
 def test_what_is_usual_is_not_what_made_a_step_slow():
     slow = after([turn(2.0, batch=1.9)] * 10, turn(8.0, batch=2.0))
-    assert slow is not None
-    assert slow.where == "6.00 s of it waiting for the devices"
+    assert slow is not None and slow.where == "6.00 s of it waiting for the devices"
 
 
 @pytest.mark.parametrize(
@@ -48,8 +47,7 @@ def test_a_step_that_is_a_little_slow_is_not_worth_a_word(usual: float, last: fl
 def test_a_pace_that_stays_is_slow_no_longer():
     slow = SlowSteps(3.0)
     found = [slow.add(turn(seconds)) is not None for seconds in [1.0] * 20 + [10.0] * 40]
-    assert found[20]
-    assert not any(found[45:])
+    assert found[20] and not any(found[45:])
 
 
 def test_nothing_is_judged_by_a_few_steps_or_without_a_limit():
@@ -85,9 +83,7 @@ def test_only_what_the_devices_had_to_wait_for_is_lost():
     losses.add(turn(1.0, batch=0.6, device=0.3))  # the batch came while the devices were at work
     assert (losses.host, losses.batch) == (0.0, 0.0)
     losses.add(turn(2.0, batch=1.2, dispatch=0.1, device=0.05))
-    assert losses.batch == 1.2
-    assert losses.host == pytest.approx(1.2 + 0.65)
-    assert losses.batch_share == 1.2 / 3.0
+    assert losses.batch == 1.2 and losses.host == pytest.approx(1.2 + 0.65) and losses.batch_share == 1.2 / 3.0
     total = losses + losses
     assert (total.steps, total.seconds, total.batch, total.longest) == (4, 6.0, 2.4, 1.2)
     assert total.batch_share == losses.batch_share

@@ -43,8 +43,7 @@ def test_there_must_be_a_fifth_of_the_window_to_judge_by():
 def test_a_level_that_stays_is_no_spike_for_long():
     window = LossWindow(20, 8.0, noisy(20))
     spiked = [window.add(6.0) is not None for _ in range(30)]
-    assert spiked[0]
-    assert not any(spiked[11:])
+    assert spiked[0] and not any(spiked[11:])
 
 
 def test_losses_go_on_from_what_was_kept():
@@ -52,8 +51,7 @@ def test_losses_go_on_from_what_was_kept():
     for loss in noisy(15):
         one.add(loss)
     other = LossWindow(10, 3.0, one.losses)
-    assert one.add(9.0) == other.add(9.0)
-    assert len(one.losses) == 10
+    assert one.add(9.0) == other.add(9.0) and len(one.losses) == 10
 
 
 def test_without_a_threshold_nothing_is_a_spike():

@@ -47,8 +47,7 @@ def test_each_second_is_counted_once_and_in_its_place() -> None:
     assert lap.seconds == pytest.approx(30) and lap.host_seconds == pytest.approx(1)
 
     assert timer.steady_step_seconds == pytest.approx(39 / 19)
-    assert timer.host_step_seconds == pytest.approx(5.5 / 19)
-    assert timer.train_seconds == pytest.approx(3 + 39)
+    assert timer.host_step_seconds == pytest.approx(5.5 / 19) and timer.train_seconds == pytest.approx(3 + 39)
 
 
 def test_the_first_step_stays_out_of_the_first_lap_when_it_was_not_logged_alone() -> None:
@@ -68,8 +67,7 @@ def test_compiling_again_later_is_no_steps_time() -> None:
     with timer.compiling():
         clock.spend(7)
     steps(timer, clock, 2, host=0, dispatch=1, device=0)
-    assert timer.lap().seconds == 2
-    assert timer.compile_seconds == 7
+    assert timer.lap().seconds == 2 and timer.compile_seconds == 7
 
 
 def test_before_anything_ran_nothing_is_claimed() -> None:

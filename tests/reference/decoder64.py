@@ -205,11 +205,7 @@ def plain_batch(tokens: Int[np.ndarray, "batch seq"]) -> dict[str, np.ndarray]:
     mask = np.ones((rows, length), np.float32)
     mask[:, -1] = 0
     return {
-        "tokens": tokens.astype(np.int32),
-        "labels": np.roll(tokens, -1, axis=1).astype(np.int32),
-        "mask": mask,
-        "segments": np.ones((rows, length), np.int32),
-        "positions": indices.copy(),
-        "indices": indices.copy(),
+        "tokens": tokens.astype(np.int32), "labels": np.roll(tokens, -1, axis=1).astype(np.int32), "mask": mask,
+        "segments": np.ones((rows, length), np.int32), "positions": indices.copy(), "indices": indices.copy(),
         "examples": np.arange(rows, dtype=np.int32),
-    }
+    }  # fmt: skip

@@ -39,14 +39,10 @@ from tests.reference.options import Options
 from tests.reference.tree import Path, Tree, flatten, unflatten
 
 MATRICES: dict[Path, int] = {
-    ("layers", "all", "attention", "query"): 1,
-    ("layers", "all", "attention", "key"): 1,
-    ("layers", "all", "attention", "value"): 1,
-    ("layers", "all", "attention", "output"): 2,
-    ("layers", "all", "mlp", "gate"): 1,
-    ("layers", "all", "mlp", "up"): 1,
-    ("layers", "all", "mlp", "down"): 1,
-}
+    ("layers", "all", "attention", "query"): 1, ("layers", "all", "attention", "key"): 1,
+    ("layers", "all", "attention", "value"): 1, ("layers", "all", "attention", "output"): 2,
+    ("layers", "all", "mlp", "gate"): 1, ("layers", "all", "mlp", "up"): 1, ("layers", "all", "mlp", "down"): 1,
+}  # fmt: skip
 """Leaves that Muon updates, and how many of their dims (after the layers) are input dims."""
 DECAYED = frozenset(MATRICES) | {("embedding", "tokens"), ("embedding", "positions"), ("head", "weight")}
 """Leaves with weight decay."""

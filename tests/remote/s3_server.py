@@ -84,11 +84,7 @@ def s3_server() -> Iterator[Server]:
 def environment(server: Server) -> dict[str, str]:
     """The variables by which the library of S3 finds a server and its keys."""
     return {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}",
-        "AWS_ACCESS_KEY_ID": "TESTKEYID",
-        "AWS_SECRET_ACCESS_KEY": "test-secret-value",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
-        "AWS_CONFIG_FILE": "/nowhere",
-    }
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.port}", "AWS_ACCESS_KEY_ID": "TESTKEYID",
+        "AWS_SECRET_ACCESS_KEY": "test-secret-value", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": "/nowhere",
+    }  # fmt: skip

@@ -56,7 +56,7 @@ def mirror(folder: Path, share: Share = Share(0, 1)) -> Mirror:  # noqa: B008
     return Mirror(URL, folder, CONFIG, share)
 
 
-def uploaded(folder: Path, *steps: int) -> Mirror:
+def begun(folder: Path, *steps: int) -> Mirror:
     """A mirror after saves of these steps, one at a time."""
     one = mirror(folder)
     one.begin()
@@ -65,6 +65,12 @@ def uploaded(folder: Path, *steps: int) -> Mirror:
         one.saved(step)
         while one._waiting:
             threading.Event().wait(0.01)
+    return one
+
+
+def uploaded(folder: Path, *steps: int) -> Mirror:
+    """The same after its end."""
+    one = begun(folder, *steps)
     assert one.finish() is None
     return one
 
@@ -197,12 +203,7 @@ def test_a_store_that_is_slower_than_retention_gets_checkpoints(system: Any, fol
 
 
 def test_a_later_start_on_another_machine_takes_the_mirror_over(system: Any, folder: Path, tmp_path: Path):
-    earlier = mirror(folder)
-    earlier.begin()
-    save(folder, 10)
-    earlier.saved(10)
-    while earlier._waiting:
-        threading.Event().wait(0.01)
+    earlier = begun(folder, 10)
     fetch(URL, other := tmp_path / "other", CONFIG)
     (other / "metrics.jsonl").write_text("{}\n{}\n")
     uploaded(other, 20)
@@ -210,8 +211,7 @@ def test_a_later_start_on_another_machine_takes_the_mirror_over(system: Any, fol
     save(folder, 30)
     earlier.saved(30)
     failure = earlier.finish() or ""
-    assert "step 30 is not in memory://" in failure
-    assert "a later start of this run uploads to it" in failure
+    assert "step 30 is not in memory://" in failure and "a later start of this run uploads to it" in failure
     assert stored_steps() == [10, 20]
     assert store.read(f"{URL}/metrics.jsonl") == b"{}\n{}\n"
 
@@ -242,11 +242,9 @@ def test_an_upload_that_fails_is_counted_tried_again_and_named_at_the_end(system
     while not one._failures:
         threading.Event().wait(0.01)
     (note,) = one.notes()
-    assert "step 10 is not uploaded yet" in note
-    assert "failure 1" in note
+    assert "step 10 is not uploaded yet" in note and "failure 1" in note
     failure = one.finish() or ""
-    assert "the checkpoint of step 10 is not in memory://" in failure
-    assert "the same command uploads it" in failure
+    assert "the checkpoint of step 10 is not in memory://" in failure and "the same command uploads it" in failure
     assert stored_steps() == []
     broken = False
     uploaded(folder)
@@ -274,22 +272,17 @@ def test_a_file_that_cannot_be_read_costs_no_checkpoint_and_is_named_at_the_end(
         upload_file(path, url)
 
     monkeypatch.setattr(module, "upload_file", unreadable)
-    one = mirror(folder)
     save(folder, 10)
-    one.begin()
-    failure = one.finish() or ""
+    failure = begun(folder).finish() or ""
     assert "the newest files of the run are not in" in failure and "profile.json" in failure
     assert stored_steps() == [10]
 
 
 def test_an_error_of_any_kind_is_named_at_the_end(system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "begin", lambda *_: 1 / 0)
-    one = mirror(folder)
     save(folder, 10)
-    one.begin()
-    failure = one.finish() or ""
-    assert "the checkpoint of step 10 is not in memory://" in failure
-    assert "ZeroDivisionError" in failure
+    failure = begun(folder).finish() or ""
+    assert "the checkpoint of step 10 is not in memory://" in failure and "ZeroDivisionError" in failure
 
 
 def test_processes_upload_their_shares_and_the_first_what_does_not_come(system: Any, folder: Path, monkeypatch):
@@ -311,8 +304,7 @@ def test_processes_upload_their_shares_and_the_first_what_does_not_come(system: 
     save(folder, 10)
     for one in both:
         one.saved(10)
-    assert both[0].finish() is None
-    assert both[1].finish() is None
+    assert [one.finish() for one in both] == [None, None]
     lists = manifest.divided(manifest.read(step_folder(folder / "checkpoints", 10)).files, 2)
     assert senders == {f"process {index}": set(names) for index, names in enumerate(lists)}
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)

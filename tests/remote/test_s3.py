@@ -101,8 +101,7 @@ def test_a_part_of_a_large_upload_is_tried_again_by_itself(s3: Server, tmp_path:
     before = store.traffic.retries
     s3.every = 3  # one part at least of any try of the file
     store.upload_file(file, f"{URL}/large")
-    assert store.read(f"{URL}/large") == file.read_bytes()
-    assert store.traffic.retries - before == 2
+    assert store.read(f"{URL}/large") == file.read_bytes() and store.traffic.retries - before == 2
     s3.every, s3.full = 0, True
     with refused(f"{URL}/large", "failed 6 times", error=store.StoreError):
         store.upload_file(file, f"{URL}/large")
@@ -146,8 +145,7 @@ def test_the_least_recently_used_copy_goes_and_one_in_use_stays(s3: Server, monk
     time.sleep(0.01)
     assert local_path(f"{URL}/a", "data.path").exists()
     local_path(f"{URL}/c", "data.path")
-    assert paths["a"].exists()
-    assert not paths["b"].exists()
+    assert paths["a"].exists() and not paths["b"].exists()
     with refused("data.path", f"{URL}/big", "2.9 KiB", "2.4 KiB"):
         local_path(put("big", bytes(3000)), "data.path")
 
@@ -181,13 +179,10 @@ def test_a_changed_file_is_copied_again(s3: Server):
 @pytest.mark.parametrize(
     ("fault", "parts"),
     [
-        ("stranger", ("credentials are missing or wrong",)),
-        ("nobody", ("credentials are missing or wrong",)),
-        ("bucket", ("no such bucket",)),
-        ("nothing", ("nothing is there",)),
-        ("busy", ("failed 6 times",)),
+        ("stranger", ("credentials are missing or wrong",)), ("nobody", ("credentials are missing or wrong",)),
+        ("bucket", ("no such bucket",)), ("nothing", ("nothing is there",)), ("busy", ("failed 6 times",)),
     ],
-)
+)  # fmt: skip
 def test_a_url_that_cannot_be_read_is_refused_in_one_sentence(s3, fault, parts, monkeypatch):
     url = f"{URL}/tokens" if fault != "bucket" else "s3://no-such-bucket/tokens"
     if fault == "nobody":
@@ -226,8 +221,7 @@ def test_a_killed_upload_is_not_whole_and_the_next_one_sends_the_rest(s3: Server
     s3.reset()
     names = set(store.listed(f"{URL}/model"))
     assert MARKER in names
-    assert "config.json" not in names
-    assert "a.safetensors" in names
+    assert "config.json" not in names and "a.safetensors" in names
     s3.asked.clear()
     subprocess.run(command, env=os.environ | environment(s3), check=True)
     sent = {Path(path).name for method, path in s3.asked if method == "PUT"}

@@ -68,8 +68,7 @@ def test_a_folder_that_is_removed_is_not_whole_from_the_first_file_on(system: An
     removed = list[str]()
     monkeypatch.setattr(upload, "remove", lambda urls: removed.extend(urls))
     upload.remove_folder(URL, names(), LAST)
-    assert removed[0] == f"{URL}/config.json"
-    assert len(removed) == 3
+    assert removed[0] == f"{URL}/config.json" and len(removed) == 3
 
 
 def test_a_call_is_tried_again_and_counted(system: Any):
@@ -81,8 +80,7 @@ def test_a_call_is_tried_again_and_counted(system: Any):
         return "done"
 
     before = store.traffic.retries
-    assert store.persistent(URL, call) == "done"
-    assert store.traffic.retries - before == 2
+    assert store.persistent(URL, call) == "done" and store.traffic.retries - before == 2
 
 
 @pytest.mark.parametrize(

@@ -164,15 +164,12 @@ def made(
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("raises", "KeyError"),
-        ("none", "step returned None; expected (observations, reward, ended)"),
+        ("raises", "KeyError"), ("none", "step returned None; expected (observations, reward, ended)"),
         ("nan", "a reward of nan; expected a finite number"),
-        ("texts", "observations ['a']; expected a list of role and content"),
-        ("speaks", "role assistant"),
-        ("hangs", "took more than 2 s (rl.reward_seconds)"),
-        ("exits", "exit code 3"),
+        ("texts", "observations ['a']; expected a list of role and content"), ("speaks", "role assistant"),
+        ("hangs", "took more than 2 s (rl.reward_seconds)"), ("exits", "exit code 3"),
     ],
-)
+)  # fmt: skip
 def test_an_environment_that_fails_loses_its_rollout_alone(file: str, how: str, words: str):
     """The others go on where they were, in a process that begins anew where the first one ended."""
     conversations, answers = made(["a", how, "b"], file, "Fails", seconds=2.0)

@@ -193,13 +193,10 @@ def test_functions_of_a_users_file(file: str):
 @pytest.mark.parametrize(
     ("name", "seconds", "words"),
     [
-        ("broken", 30, "KeyError"),
-        ("short", 30, "1 rewards for 3"),
-        ("hangs", 1, "1 s"),
-        ("waits", 1, "1 s"),
+        ("broken", 30, "KeyError"), ("short", 30, "1 rewards for 3"), ("hangs", 1, "1 s"), ("waits", 1, "1 s"),
         ("ends", 30, "exit code 3"),
     ],
-)
+)  # fmt: skip
 def test_one_that_fails_loses_its_answers_alone(file: str, name: str, seconds: float, words: str):
     """And the process is there again for the next prompt."""
     process = RewardProcess(f"{file}:{name}", seconds)

@@ -97,8 +97,7 @@ def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path,
     assert_same_bits(jax.device_get(second.state.master), jax.device_get(whole.state.master))
     assert judged == [], "a loss of rewards is about 0, whatever happens"
     metrics = recorder.records[-1].metrics
-    assert metrics is not None
-    assert metrics["effective_samples"] == pytest.approx(1, abs=1e-6)
+    assert metrics is not None and metrics["effective_samples"] == pytest.approx(1, abs=1e-6)
     assert {"reward", "answer_tokens", "truncated", "left_out", "entropy", "eval_reward", "eval_success"} <= {*metrics}
     for one in (whole, first, second):
         one._run.rewarder.close()
@@ -240,12 +239,9 @@ def test_the_reward_that_failed_is_named_where_conversations_have_no_failure(tmp
 def test_what_runs_beside_the_steps_ends_with_the_loop(tmp_path: Path):
     """The sampler's thread, and the processes of a reward and the environment."""
     rl = {
-        "rewards": {"exact": 1.0},
-        "environment": "guess",
-        "turns": 2,
-        "answer_tokens": 4,
+        "rewards": {"exact": 1.0}, "environment": "guess", "turns": 2, "answer_tokens": 4,
         "sampler": SamplerConfig(devices=1),
-    }
+    }  # fmt: skip
     config = config_of(tmp_path, 1, data={"path": "guess"}, rl=rl)
     trainer = Trainer(config, devices=jax.devices()[:2])
     run = trainer._run

@@ -139,18 +139,12 @@ def test_a_server_that_answers_otherwise_is_refused(replay: dict[str, Any], part
 @pytest.mark.parametrize(
     "choice",
     [
-        {"token_ids": [], "logprobs": {"token_logprobs": []}},
-        {"token_ids": [4]},
-        {"token_ids": [-1]},
-        {"token_ids": ["1"]},
-        {"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0, -1.0]}},
-        {"logprobs": {"token_logprobs": [None]}},
-        {"logprobs": {"token_logprobs": [-float("inf")]}},
-        {"logprobs": {"token_logprobs": [-1.0, -1.0]}},
-        {"finish_reason": "stop"},
-        {"finish_reason": "abort"},
+        {"token_ids": [], "logprobs": {"token_logprobs": []}}, {"token_ids": [4]}, {"token_ids": [-1]},
+        {"token_ids": ["1"]}, {"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0, -1.0]}},
+        {"logprobs": {"token_logprobs": [None]}}, {"logprobs": {"token_logprobs": [-float("inf")]}},
+        {"logprobs": {"token_logprobs": [-1.0, -1.0]}}, {"finish_reason": "stop"}, {"finish_reason": "abort"},
     ],
-)
+)  # fmt: skip
 def test_answers_that_no_model_draws_are_refused(choice: dict[str, Any]):
     fake = FakeVLLM(4)
     good = {"index": 0, "token_ids": [1], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "length"}

@@ -42,7 +42,7 @@ def wait_until_idle(server: Server) -> None:
 
 
 def asked(server: Server, ask: Callable[[httpx.AsyncClient], Any], key: str = "key", base: str = "http://localhost"):
-    """What `ask` finds with a client of a server that has no socket."""
+    """The answer that `ask` gets with a client of a server that has no socket."""
 
     async def run() -> Any:
         headers, transport = {"Authorization": f"Bearer {key}"}, httpx.ASGITransport(server.app())

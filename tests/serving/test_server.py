@@ -28,8 +28,7 @@ def test_completions_are_those_of_the_generator(client: httpx.Client, generator:
     (wanted,) = generator.continued([encode("hello")], 12)
     found = completion(client, prompt="hello", max_tokens=12, logprobs=0)
     (choice,) = found["choices"]
-    assert choice["text"] == decode(wanted.tokens)
-    assert choice["finish_reason"] == "length"
+    assert choice["text"] == decode(wanted.tokens) and choice["finish_reason"] == "length"
     assert choice["logprobs"]["tokens"] == [LETTERS[token] for token in wanted.tokens]
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(wanted.log_probabilities.tolist(), abs=1e-5)
     assert found["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
@@ -248,10 +247,6 @@ def test_without_a_key_only_names_of_this_machine_are_answered(server: Server):
             return (await client.get("/v1/models")).status_code
 
     wanted = {
-        "localhost:8000": 200,
-        "127.0.0.1": 200,
-        "[::1]:8000": 200,
-        "evil.example": 403,
-        "localhost.evil.org": 403,
-    }
+        "localhost:8000": 200, "127.0.0.1": 200, "[::1]:8000": 200, "evil.example": 403, "localhost.evil.org": 403,
+    }  # fmt: skip
     assert {host: asyncio.run(status(host)) for host in wanted} == wanted

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 WORKS = 'echo "$0"'
 """A Python that holds jaxpar: asked who it is, it names itself."""
 FAILING_SHIM = 'echo "pyenv: python: command not found" >&2; exit 127'
-"""What pyenv leaves on PATH for a version that is not active."""
+"""The shim that pyenv leaves on PATH for a version that is not active."""
 
 
 def altered_python(change: str) -> str:

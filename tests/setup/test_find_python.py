@@ -22,9 +22,7 @@ def found(home: Path, **environment: str) -> Path:
 
 def test_one_sentence_when_there_is_none(tmp_path: Path):
     result = find(tmp_path)
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
+    assert result.returncode == 1 and result.stdout == "" and result.stderr.count("\n") == 1
     assert "needs CPython 3.12 or newer" in result.stderr
 
 
@@ -81,13 +79,10 @@ def test_uv_installs_one_as_the_last_resort(tmp_path: Path):
 @pytest.mark.parametrize(
     "change",
     [
-        "sys.version_info = (3, 11, 7)",
-        'sys.modules["ensurepip"] = None',
-        'sys.modules["ssl"] = None',
-        'sys.modules["venv"] = None',
-        'sys.implementation.name = "pypy"',
+        "sys.version_info = (3, 11, 7)", 'sys.modules["ensurepip"] = None', 'sys.modules["ssl"] = None',
+        'sys.modules["venv"] = None', 'sys.implementation.name = "pypy"',
     ],
-)
+)  # fmt: skip
 def test_a_python_that_cannot_make_the_environment_is_passed_over(tmp_path: Path, change: str):
     program(tmp_path / "bin/python3.14", altered_python(change))
     assert find(tmp_path).returncode == 1
@@ -96,5 +91,4 @@ def test_a_python_that_cannot_make_the_environment_is_passed_over(tmp_path: Path
 def test_a_virtual_environment_on_path_leads_to_the_interpreter_behind_it(tmp_path: Path):
     program(tmp_path / "bin/python3", altered_python("pass"))
     assert sys.prefix != sys.base_prefix, "the tests run in a virtual environment"
-    assert found(tmp_path).samefile(sys.executable)
-    assert not found(tmp_path).is_relative_to(sys.prefix)
+    assert found(tmp_path).samefile(sys.executable) and not found(tmp_path).is_relative_to(sys.prefix)

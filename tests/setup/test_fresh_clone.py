@@ -21,7 +21,7 @@ def make_train(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 STEPS = 10
-"""Of 100 that `make train` takes: enough to see that it trains, evaluates and ends."""
+"""`make train` takes 100: these are enough to see that it trains, evaluates and ends."""
 
 
 @pytest.mark.timeout(1800)
@@ -35,8 +35,7 @@ def test_make_train_sets_up_a_fresh_clone_and_learns_real_text(tmp_path: Path, w
     assert first.returncode == 0, first.stdout + first.stderr
     assert "Installing jaxpar" in first.stdout
     assert first.stderr == "", "no warnings and no noise of plugins"
-    assert "warning" not in first.stdout.lower()
-    assert "Continued by the model" in first.stdout
+    assert "warning" not in first.stdout.lower() and "Continued by the model" in first.stdout
     summary = json.loads((clone / "runs/quickstart/summary.json").read_text())
     if whole:
         assert summary["baseline_loss"] - summary["eval_loss"] >= 0.15

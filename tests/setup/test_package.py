@@ -80,19 +80,6 @@ def test_commands_run_from_the_wheel_outside_of_the_checkout(installed: Path, tm
     plan = ("-m", "jaxpar", "plan", "--config", "run.yaml", "--cluster", "h100:1x8", "--top", "1")
     printed = run(installed, tmp_path, *plan, "--json", "--out", "plan.json")
     assert json.loads(printed) and (tmp_path / "plan.json").stat().st_size
-    run(
-        installed,
-        tmp_path,
-        "-m",
-        "jaxpar",
-        "schedule",
-        "--name",
-        "1f1b",
-        "--stages",
-        "2",
-        "--microbatches",
-        "4",
-        "--out",
-        "s.svg",
-    )
+    schedule = "-m jaxpar schedule --name 1f1b --stages 2 --microbatches 4 --out s.svg"
+    run(installed, tmp_path, *schedule.split())
     assert (tmp_path / "s.svg").read_text().startswith("<svg")

@@ -45,7 +45,7 @@ class Checkout:
         )
 
     def calls(self) -> list[str]:
-        """What Python was asked for since the last look: `venv`, or `pip` and its arguments."""
+        """The requests to Python since the last look: `venv`, or `pip` and its arguments."""
         path = self.home / "calls"
         calls = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
@@ -68,8 +68,7 @@ def ready(checkout: Checkout) -> Checkout:
 def test_the_first_run_makes_the_environment_and_keeps_pip_off_the_screen(checkout: Checkout):
     result = checkout.setup("test")
     assert (result.returncode, result.stderr) == (0, "")
-    assert "talks" not in result.stdout
-    assert result.stdout.count("\n") == 2
+    assert "talks" not in result.stdout and result.stdout.count("\n") == 2
     venv, pip, apart = checkout.calls()
     assert venv == "venv"
     assert "-c constraints.txt -e .[test,compile,data,serve]" in pip
@@ -92,9 +91,7 @@ def test_changed_requirements_are_installed_into_the_environment_that_stands(rea
 
 def test_the_output_of_a_failing_pip_is_shown_and_it_is_tried_again(checkout: Checkout):
     failed = checkout.setup("test", PIP_EXIT="1")
-    assert failed.returncode == 1
-    assert "a pip that talks" in failed.stderr
-    assert "and warns" in failed.stderr
+    assert failed.returncode == 1 and "a pip that talks" in failed.stderr and "and warns" in failed.stderr
     assert "Setting up .venv-test failed" in failed.stderr
     checkout.calls()
     assert checkout.setup("test").returncode == 0
@@ -112,24 +109,20 @@ def test_a_half_installed_change_is_not_mistaken_for_the_old_environment_when_it
     assert [call.split()[0] for call in ready.calls()] == ["venv", "pip", "pip"]
 
 
-def test_an_environment_that_was_moved_is_made_again(ready: Checkout):
-    ready.folder = ready.folder.rename(ready.home / "moved")
-    ready.setup("test")
-    assert [call.split()[0] for call in ready.calls()] == ["venv", "pip", "pip"]
-
-
-def test_an_environment_whose_python_has_gone_is_made_again(ready: Checkout):
-    (ready.folder / ".venv-test/bin/python").unlink()
+@pytest.mark.parametrize("moved", [True, False], ids=["moved", "its Python has gone"])
+def test_an_environment_that_was_moved_or_whose_python_has_gone_is_made_again(ready: Checkout, moved: bool):
+    if moved:
+        ready.folder = ready.folder.rename(ready.home / "moved")
+    else:
+        (ready.folder / ".venv-test/bin/python").unlink()
     ready.setup("test")
     assert [call.split()[0] for call in ready.calls()] == ["venv", "pip", "pip"]
 
 
 def test_training_gets_cuda_where_there_is_an_nvidia_driver_and_never_the_test_tools(checkout: Checkout):
     program(checkout.home / "bin/nvidia-smi", "exit 0")
-    assert checkout.setup("train").returncode == 0
-    assert checkout.calls()[-1].endswith("-e .[data,cuda12]")
-    assert (checkout.folder / ".venv").is_dir()
-    assert not (checkout.folder / ".venv-test").exists()
+    assert checkout.setup("train").returncode == 0 and checkout.calls()[-1].endswith("-e .[data,cuda12]")
+    assert (checkout.folder / ".venv").is_dir() and not (checkout.folder / ".venv-test").exists()
 
 
 def test_training_gets_no_cuda_where_there_is_no_driver(checkout: Checkout):
@@ -144,8 +137,7 @@ def test_without_a_python_it_reports_it_in_one_sentence(checkout: Checkout):
     for name in ("python3.14", "python3.13", "python3"):
         program(checkout.home / "bin" / name, "exit 1")
     result = checkout.setup("train")
-    assert result.returncode == 1
-    assert "No Python found" in result.stderr.splitlines()[-1]
+    assert result.returncode == 1 and "No Python found" in result.stderr.splitlines()[-1]
     assert "Setting up" not in result.stderr
     assert not (checkout.folder / ".venv").exists()
 

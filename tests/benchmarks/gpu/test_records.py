@@ -1,4 +1,4 @@
-"""What the GPU suite records: kernels that were right on a GPU, with speeds of attention."""
+"""Records of the GPU suite: kernels that were right on a GPU, with speeds of attention."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_of_packed_rows_auto_takes_the_faster_of_what_was_timed(mosaic, cudnn, f
 
 
 def causal_rows(rates: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
-    """Of causal attention of width 128, by implementation and length."""
+    """Rows of causal attention of width 128, by implementation and length."""
     cases = {seq: Case("causal", seq, 128, 16, 16, batch=16384 // seq) for seq in (2048, 4096, 8192, 16384)}
     return [
         attention_row(by, rate, seq=seq, way=way, seconds=share * cases[seq].flops() / (1e12 * rate))

@@ -61,15 +61,12 @@ def sanitized(journal: Journal) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("printed", "code", "passed", "reported", "elsewhere"),
     [
-        (NONE, 0, True, 0, 0),
-        (OURS, 86, False, 2, 0),
-        (BARRIER, 86, False, 5, 0),
-        (OF_CUBLAS, 86, True, 0, 2),
+        (NONE, 0, True, 0, 0), (OURS, 86, False, 2, 0), (BARRIER, 86, False, 5, 0), (OF_CUBLAS, 86, True, 0, 2),
         (f"{OF_CUBLAS}\n{OURS}", 86, False, 2, 2),
         ("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)", 86, False, 2, 0),
     ],
     ids=["nothing", "a race", "a barrier", "cuBLAS alone", "both", "an error without a name"],
-)
+)  # fmt: skip
 def test_a_hazard_of_another_kernel_does_not_take_the_record_of_ours(
     printed: str,
     code: int,

@@ -37,7 +37,7 @@ def buffers(name: str) -> Buffers:
 
 
 def memory(name: str) -> dict[str, int]:
-    """What `memory_analysis` reported of the same compile."""
+    """The report of `memory_analysis` of the same compile."""
     return json.loads((FIXTURES / f"{name}.memory.json").read_text())
 
 

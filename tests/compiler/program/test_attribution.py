@@ -112,8 +112,7 @@ def test_every_collective_of_the_mesh_is_known():
         for name, value in inspect.getmembers(source, inspect.isfunction)
         if value.__module__ == source.__name__ and f'"{name}"' in inspect.getsource(value)
     }
-    assert len(scopes) >= 9
-    assert scopes <= set(DUALS)
+    assert len(scopes) >= 9 and scopes <= set(DUALS)
 
 
 HOST = "%h = bf16[4,8,32]{2,1,0:S(5)} parameter(1)\n%i = s32[] constant(0)"
@@ -187,8 +186,7 @@ def test_a_collective_inside_a_fusion_is_a_transfer():
     counts = executions(program)
     (movement,) = movements(program, counts, FOUR_TENSOR, 4)
     assert (movement.kind, movement.axes, movement.collectives) == ("all-reduce", ("tensor",), ("reduce_max",))
-    assert movement.sent_bytes == 2 * 16 * 32 * 4 * 3 / 4
-    assert not movement.transfer.synchronous
+    assert movement.sent_bytes == 2 * 16 * 32 * 4 * 3 / 4 and not movement.transfer.synchronous
     assert [cost.kind for cost in costs(program, counts)] == ["collective"]
 
 

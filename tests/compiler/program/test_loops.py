@@ -69,13 +69,10 @@ def test_branches_count_every_time():
 @pytest.mark.parametrize(
     ("mask", "pairs"),
     [
-        (Mask(), 3),
-        (Mask(causal=False), 4),
-        (Mask(window=200), 3),
-        (Mask(window=1), 2),
+        (Mask(), 3), (Mask(causal=False), 4), (Mask(window=200), 3), (Mask(window=1), 2),
         (Mask(causal=False, window=1), 2),
     ],
-)
+)  # fmt: skip
 def test_blocks_of_attention_count_as_often_as_the_mask_keeps_some_of_them(mask: Mask, pairs: int):
     tokens = jnp.arange(512).reshape(2, 1, 256)
     assert visited_blocks(mask, tokens, tokens).sum() == pairs
@@ -87,8 +84,7 @@ def test_blocks_of_attention_count_as_often_as_the_mask_keeps_some_of_them(mask:
     scope = jax.make_jaxpr(negative)(1.0).eqns[0].source_info.name_stack
     made = module(f'{CHOICE}, metadata={{op_name="jit(f)/while/body/{scope}/cond"}}', YES, NO)
     counts = executions(made)
-    assert counts.counts["yes"] == pairs / 4
-    assert not counts.conditionals
+    assert counts.counts["yes"] == pairs / 4 and not counts.conditionals
 
 
 @pytest.mark.parametrize("name", TINY)

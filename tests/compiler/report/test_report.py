@@ -53,8 +53,7 @@ def test_weights_are_gathered_twice_per_microbatch_within_a_node_in_bfloat16():
     (row,) = (row for row in report.collectives if row.collective == "gather_weight")
     passes = 2 * MICROBATCHES * LAYERS * WEIGHTS_OF_A_LAYER + 2 * MICROBATCHES * TABLE
     assert (row.axis, row.kind, row.dtype, row.crosses_nodes) == ("fsdp", "all-gather", "bf16", False)
-    assert row.bytes == passes * 2 * (FSDP - 1) / FSDP
-    assert row.seconds > row.bytes / (450e9 * HOPPER.node_share)
+    assert row.bytes == passes * 2 * (FSDP - 1) / FSDP and row.seconds > row.bytes / (450e9 * HOPPER.node_share)
     assert 0 <= row.exposed_s <= row.seconds
 
 
@@ -80,8 +79,7 @@ def test_exposed_time_is_a_share_of_the_time_of_a_step():
 def test_the_largest_buffers_name_the_line_that_made_them():
     _, report = hsdp()
     sizes = [buffer.bytes for buffer in report.largest_buffers]
-    assert len(sizes) == 10
-    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) == 10 and sizes == sorted(sizes, reverse=True)
     computed = [buffer for buffer in report.largest_buffers if "/" not in buffer.name]
     assert computed
     assert all(re.fullmatch(r"(jaxpar|pallas_kernels)/\S+\.py:\d+", buffer.source) for buffer in computed)
@@ -136,8 +134,7 @@ def test_the_timeline_has_its_maximum_at_the_peak():
 def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
     analysis, report = hsdp()
     page = html_page(analysis, replace(report, config="</script><b>"))
-    assert "</script><b>" not in page
-    assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
+    assert "</script><b>" not in page and page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
     assert (page.count('<svg class="memory"'), page.count('<svg class="layers"'), page.count("<style>")) == (1, 1, 1)
 
 
@@ -176,8 +173,7 @@ def test_device_memory_that_xlas_total_leaves_out_counts():
     compilation = replace(before.compilation, buffer_assignment=before.compilation.buffer_assignment + own)
     found = report_of(Analysis(compilation, before.cluster))
     assert found.allocated_bytes == report.allocated_bytes + 2**20
-    assert found.margin_bytes == report.margin_bytes - 2**20
-    assert found.peak_bytes == before.peak[1] + 2**20
+    assert found.margin_bytes == report.margin_bytes - 2**20 and found.peak_bytes == before.peak[1] + 2**20
 
 
 def test_the_utilisation_is_of_the_peak_in_16_bits_and_in_fp8_of_its_own():
@@ -193,8 +189,7 @@ def test_the_utilisation_is_of_the_peak_in_16_bits_and_in_fp8_of_its_own():
 def test_what_is_waited_for_longest_is_listed_with_the_line_that_asked_for_it():
     _, report = hsdp()
     exposed = [row.exposed_s * row.count for row in report.exposures]
-    assert exposed == sorted(exposed, reverse=True)
-    assert sum(exposed) <= report.exposed_seconds * (1 + 1e-9)
+    assert exposed == sorted(exposed, reverse=True) and sum(exposed) <= report.exposed_seconds * (1 + 1e-9)
     for row in report.exposures:
         assert row.source.startswith("jaxpar/") and ":" in row.source
         assert row.enclosed_s == 0 or not row.synchronous
@@ -215,8 +210,7 @@ def test_the_page_states_what_is_under_the_pointer_and_asks_for_nothing(tmp_path
             assert shown.read("document.getElementById('cursor').style.visibility") == "visible"
             shown.screenshot(tmp_path / f"{'dark' if dark else 'light'}.png", whole=True)
         shown.resize(390, 844, phone=True)
-        assert shown.read("document.documentElement.scrollWidth") == 390
-        assert shown.console == []
+        assert shown.read("document.documentElement.scrollWidth") == 390 and shown.console == []
         assert shown.requests == []
 
 
@@ -246,5 +240,4 @@ def test_links_are_apart_where_a_program_may_have_several_collectives_in_flight(
     inside, across = (analysis.timer.transfer(movement) for movement in analysis.movements)
     wanted = max(inside, across) if apart else inside + across
     assert inside > 0 < across and analysis.schedule.exposed_seconds == pytest.approx(wanted)
-    assert not analysis.module.unknown.notes()
-    assert analysis.schedule.step.seconds == pytest.approx(wanted)
+    assert not analysis.module.unknown.notes() and analysis.schedule.step.seconds == pytest.approx(wanted)

@@ -1,4 +1,4 @@
-"""What context strategies move in the program for H100s: their formulas' bytes, behind the attention that they feed."""
+"""Context strategies move in the program for H100s their formulas' bytes, behind the attention that they feed."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -77,7 +77,7 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
 
 
 def test_flops_are_those_of_the_rows_that_are_expected():
-    """What is not recomputed is the model's, with attention's masked half: no dense expansion over experts."""
+    """All that is not recomputed is the model's, with attention's masked half: no dense expansion over experts."""
     config = config_of("all to all")
     _, report = inspected(config, CLUSTER)
     model, data = plan_for(config, parse_cluster(CLUSTER))[0].model, config.data
@@ -117,14 +117,10 @@ def largest_of(analysis: Analysis) -> int:
 @pytest.mark.parametrize(
     ("backend", "recipe", "tiles"),
     [
-        ("mosaic", None, ""),
-        ("triton", None, ""),
-        ("mosaic", "fp8_block", "mosaic"),
-        ("mosaic", "fp8_block", "xla"),
-        ("mosaic", "fp8_current", "mosaic"),
-        ("mosaic", "fp8_delayed", "mosaic"),
+        ("mosaic", None, ""), ("triton", None, ""), ("mosaic", "fp8_block", "mosaic"), ("mosaic", "fp8_block", "xla"),
+        ("mosaic", "fp8_current", "mosaic"), ("mosaic", "fp8_delayed", "mosaic"),
     ],
-)
+)  # fmt: skip
 def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str, recipe: str | None, tiles: str):
     """There is room for all tokens of all ranks, of which an even load fills a quarter: that much is multiplied. In FP8
     outputs and gradients of rows are products of 8 bits where a kernel has them, and with scales of tiles also

@@ -47,8 +47,7 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
         part.weights[name].size for part, group in dense_groups(model) for name in group.weights if name in names
     )
     tokens = config.data.batch_size * config.data.sequence_length
-    assert report.float8_flops == 3 * 2 * tokens * sizes * 3 / 8
-    assert report.flops - report.float8_flops > 0
+    assert report.float8_flops == 3 * 2 * tokens * sizes * 3 / 8 and report.flops - report.float8_flops > 0
     by_precision = Counter[str]()
     for cost in analysis.costs:
         if cost.op.target == "__cublas$lt$matmul$f8":

@@ -1,4 +1,4 @@
-"""What the compiled program moves and multiplies is what the code asked for, on eleven layouts."""
+"""The compiled program moves and multiplies what the code asked for, on eleven layouts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a step is estimated to take, against what XLA allocates for it on H100s."""
+"""The memory that a step is estimated to take, against what XLA allocates for it on H100s."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 
 def drawn(preset: str, layers: int, parallel: str, *others: str) -> list[str]:
-    """What is set over configs/llama3_8b.yaml; axes that are not given are 1."""
+    """The settings over configs/llama3_8b.yaml; axes that are not given are 1."""
     axes = dict.fromkeys(("pipe", "replica", "fsdp", "context", "tensor"), "1")
     chosen = axes | dict(pair.split("=") for pair in parallel.split())
     model = [f"model.preset={preset}", f"model.layers={layers}", "data.batch_size=32", "attention.backend=xla"]

@@ -87,8 +87,7 @@ def test_nothing_runs_again_because_there_is_more_on_the_host_than_a_device_has(
         },
     )
     _, report = inspected(config, "h100:1x8")
-    assert report.host_bytes > 80 * GIB > 3 * report.allocated_bytes
-    assert report.compiler_recomputes == 0
+    assert report.host_bytes > 80 * GIB > 3 * report.allocated_bytes and report.compiler_recomputes == 0
 
 
 HALF = {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8}

@@ -1,4 +1,4 @@
-"""What pipelines run, send and keep, read from the programs that XLA makes for GPUs."""
+"""Pipelines' work, messages and memory, read from the programs that XLA makes for GPUs."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def config_of(name: str) -> Any:
 
 
 def layout_of(name: str) -> StepLayout:
-    """Of the step that was compiled."""
+    """The layout of the step that was compiled."""
     config, plan = plan_for(config_of(name), parse_cluster(CLUSTER))
     return StepLayout(config, plan)
 

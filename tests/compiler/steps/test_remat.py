@@ -32,7 +32,7 @@ MODELS = {"llama3-8b": LLAMA, "gpt3-175b": GPT}
 
 
 def layout_of(model: str, remat: str, unroll: int | str = "auto") -> StepLayout:
-    """Of the training step."""
+    """The layout of the training step."""
     file, settings, cluster = MODELS[model]
     unrolled = f"parallel.overlap.layer_unroll={unroll}"
     config = load_config(file, [*settings, f"memory.remat={remat}", "attention.backend=xla", unrolled])

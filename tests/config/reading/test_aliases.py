@@ -29,26 +29,17 @@ def test_every_name_leads_to_one_key_that_there_is_and_is_no_key_of_its_own_sect
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("optimizer.lr", "optimizer.learning_rate"),
-        ("model.hidden_size", "model.embed"),
-        ("model.num_hidden_layers", "model.layers"),
-        ("model.vocab_size", "model.vocab"),
-        ("model.num_attention_heads", "model.heads"),
-        ("model.intermediate_size", "model.mlp"),
-        ("model.tie_word_embeddings", "model.tied"),
-        ("model.rope_theta", "model.rope.base"),
-        ("model.rope_base", "model.rope.base"),
-        ("model.partial_rotary_factor", "model.rope.partial"),
-        ("parallel.tp", "parallel.tensor"),
-        ("parallel.pp", "parallel.pipe"),
-        ("run.save_every", "checkpoint.every"),
-        ("training.global_batch_size", "data.batch_size"),
-        ("max_steps", "run.steps"),
-        ("run.seq-len", "data.sequence_length"),
-        ("model.learning_rate", "optimizer.learning_rate"),
+        ("optimizer.lr", "optimizer.learning_rate"), ("model.hidden_size", "model.embed"),
+        ("model.num_hidden_layers", "model.layers"), ("model.vocab_size", "model.vocab"),
+        ("model.num_attention_heads", "model.heads"), ("model.intermediate_size", "model.mlp"),
+        ("model.tie_word_embeddings", "model.tied"), ("model.rope_theta", "model.rope.base"),
+        ("model.rope_base", "model.rope.base"), ("model.partial_rotary_factor", "model.rope.partial"),
+        ("parallel.tp", "parallel.tensor"), ("parallel.pp", "parallel.pipe"), ("run.save_every", "checkpoint.every"),
+        ("training.global_batch_size", "data.batch_size"), ("max_steps", "run.steps"),
+        ("run.seq-len", "data.sequence_length"), ("model.learning_rate", "optimizer.learning_rate"),
         ("model.layer", "layers"),
     ],
-)
+)  # fmt: skip
 def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: Path, written: str, meant: str):
     section, _, key = written.rpartition(".")
     if section in SECTIONS:
@@ -111,28 +102,20 @@ def test_all_mistakes_of_a_file_are_reported_at_once_each_with_its_line(tmp_path
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (
-            "optimizer:\n  name: muon\n  options: {momentums: 0.9}\n",
-            (":3: optimizer.options:", "momentums", " momentum?"),
-        ),
+        ("optimizer:\n  name: muon\n  options: {momentums: 0.9}\n",
+         (":3: optimizer.options:", "momentums", " momentum?")),
         ("optimizer:\n  options:\n    beta1: fast\n", (":2: optimizer.options.beta1:", "a number", "got 'fast'")),
         ("optimizer: {options: {beta2: 1.5}}\n", (":1: optimizer.options.beta2:", "from 0 to below 1", "got 1.5")),
-        (
-            "model:\n  layers: 2\n  experts: {count: 8, router: sigmoid, router_options: {bias_rat: 1}}\n",
-            (":3: model.experts.router_options:", "bias_rat", " bias_rate?"),
-        ),
-        (
-            "model:\n  experts: {count: 8, router: sam, router_options: {groups: 0}}\n",
-            (":2: model.experts.router_options.groups:", "at least 1", "got 0"),
-        ),
-        (
-            "model:\n  experts: {count: 8, clusters: {shares: 0.5}}\n",
-            (":2: model.experts.clusters:", "shares", " share?"),
-        ),
+        ("model:\n  layers: 2\n  experts: {count: 8, router: sigmoid, router_options: {bias_rat: 1}}\n",
+         (":3: model.experts.router_options:", "bias_rat", " bias_rate?")),
+        ("model:\n  experts: {count: 8, router: sam, router_options: {groups: 0}}\n",
+         (":2: model.experts.router_options.groups:", "at least 1", "got 0")),
+        ("model:\n  experts: {count: 8, clusters: {shares: 0.5}}\n",
+         (":2: model.experts.clusters:", "shares", " share?")),
         ("precision:\n  matmul_options: {history: 0}\n", (":2: precision.matmul_options.history:", "at least 1")),
         ("run:\n  steps: 0\n", (":2: run.steps:", "at least 1", "got 0")),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_a_mapping_that_another_key_decides_has_its_line_too(tmp_path: Path, text: str, parts):
     file = tmp_path / "run.yaml"
     file.write_text(text)

@@ -40,20 +40,12 @@ def read_routing(path: Path) -> object:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "configuration": load_config,
-    "cluster": read_cluster,
-    "plan": plan_file.read,
-    "bandwidths": read_bandwidth,
-    "published runs": read_runs,
-    "table": lambda path: table_text(str(path)),
-    "tokenizer": lambda path: load_tokenizer(path, "--tokenizer x"),
-    "metrics": read_metrics,
-    "page": check_page,
-    "input": lambda path: find_inputs([str(path)], "text", path.parent / "out"),
-    "reference": read_reference,
-    "routing": read_routing,
-    "bytes": read_file,
-}
+    "configuration": load_config, "cluster": read_cluster, "plan": plan_file.read, "bandwidths": read_bandwidth,
+    "published runs": read_runs, "table": lambda path: table_text(str(path)),
+    "tokenizer": lambda path: load_tokenizer(path, "--tokenizer x"), "metrics": read_metrics, "page": check_page,
+    "input": lambda path: find_inputs([str(path)], "text", path.parent / "out"), "reference": read_reference,
+    "routing": read_routing, "bytes": read_file,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS.keys())

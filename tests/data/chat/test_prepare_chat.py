@@ -8,7 +8,6 @@ import pytest
 
 from jaxpar.config.schema import DataConfig
 from jaxpar.data import open_data
-from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.data.tokens.token_index import INDEX
 from tests.data.chat_files import END, END_TURN, MARKED, VOCAB, prepared_chat, reported_chat, spelled, turns
@@ -37,13 +36,7 @@ def test_the_assistants_turns_are_counted_with_their_end(tmp_path):
     assert spelled(folder, counted=True) == [f"lima.{END_TURN}nairobi.{END_TURN}", f"b\nc{END_TURN}"]
 
 
-def test_a_template_may_mark_what_is_counted(tmp_path):
-    folder = prepared_chat(tmp_path / "out", [{"messages": TWO_TURNS}], chat_template=MARKED)
-    assert spelled(folder, counted=True) == [f"lima.{END_TURN}nairobi.{END_TURN}"]
-    assert spelled(folder)[0].startswith("system: be brief.<|im_end|>user: capital")
-
-
-def test_marks_that_leave_out_the_end_of_a_turn_are_reported(tmp_path):
+def test_a_template_may_mark_what_is_counted_and_marks_without_the_end_of_a_turn_are_reported(tmp_path):
     cut = MARKED.replace("<|im_end|>{% endg", "{% endg", 1)
     cut = cut.replace("{% endgeneration %}", "{% endgeneration %}<|im_end|>")
     for name, template in (("whole", MARKED), ("cut", cut)):
@@ -51,6 +44,7 @@ def test_marks_that_leave_out_the_end_of_a_turn_are_reported(tmp_path):
         assert ("{% generation %} blocks leave out" in printed) == (name == "cut")
         said = ["lima.nairobi."] if name == "cut" else [f"lima.{END_TURN}nairobi.{END_TURN}"]
         assert spelled(folder, counted=True) == said
+        assert spelled(folder)[0].startswith("system: be brief.<|im_end|>user: capital")
 
 
 @pytest.mark.parametrize(
@@ -75,24 +69,6 @@ def test_a_value_that_is_nested_deeper_than_calls_of_python_is_rendered(tmp_path
         deep = [deep]
     folder = prepared_chat(tmp_path / "out", [called(deep)])
     assert spelled(folder, counted=True) == [f"b{END_TURN}"]
-
-
-def test_the_loss_counts_what_is_counted_in_rows_of_packed_documents(tmp_path):
-    folder = prepared_chat(tmp_path / "out", conversations())
-    config = DataConfig(source="tokens", path=str(folder.path), sequence_length=512, batch_size=2, packed=True)
-    rows = open_data(config, vocab=VOCAB, seed=3).train
-    stream, seen = folder.train, 0
-    assert stream.loss_mask is not None and isinstance(rows, DocumentRows)
-    tokens = stream.tokens[:].tolist()
-    counted = set(zip(tokens, tokens[1:], stream.loss_mask[1:].tolist(), strict=False))
-    for row in map(rows.row, range(rows.rows_per_epoch)):
-        assert not row["labels"][row["mask"] == 0].any(), "a label that does not count is 0"
-        for token, label, mask in zip(row["tokens"], row["labels"], row["mask"], strict=True):
-            if mask:
-                assert (int(token), int(label), 1) in counted
-                seen += 1
-    assert rows.row(0)["segments"].max() > 1, "documents are packed"
-    assert seen == stream.loss_mask[:].sum()
 
 
 def test_a_mixture_with_text_counts_all_of_the_text(tmp_path):

@@ -45,8 +45,7 @@ def said(answer: str) -> str:
 )  # fmt: skip
 def test_each_form_of_a_pair_has_the_same_documents(tmp_path: Path, line: dict[str, Any]):
     folder = prepared_pairs(tmp_path / "out", [line])
-    assert folder.index.version == 7 and folder.index.paired
-    assert spelled(folder) == [said("lima."), said("cusco.")]
+    assert folder.index.version == 7 and folder.index.paired and spelled(folder) == [said("lima."), said("cusco.")]
     assert spelled(folder, counted=True) == [f"lima.{END_TURN}", f"cusco.{END_TURN}"]
 
 

@@ -27,8 +27,7 @@ SHAREGPT = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
 )
 def test_records_of_other_forms_are_conversations(tmp_path, line, messages):
     folder, plain = prepared_chat(tmp_path / "out", [line]), prepared_chat(tmp_path / "plain", [{"messages": messages}])
-    assert spelled(folder) == spelled(plain)
-    assert spelled(folder, counted=True) == spelled(plain, counted=True)
+    assert spelled(folder) == spelled(plain) and spelled(folder, counted=True) == spelled(plain, counted=True)
 
 
 def test_calls_in_openais_format_are_what_templates_expect():

@@ -17,13 +17,13 @@ TALK = Conversation(turns("a", "b", "c", "d"))
 
 
 def marked(source: str, conversation: Conversation = TALK) -> list[str]:
-    """What the assistant says, by a template that is rendered in this process."""
+    """The assistant's words, by a template that is rendered in this process."""
     text, ranges = sandbox.Template(source, {"eos_token": END}, date(2025, 1, 1)).training(conversation.messages)
     return [text[first:last] for first, last in ranges]
 
 
 def printed(source: str, conversation: Conversation = TALK) -> list[str]:
-    """What the assistant says, by a template."""
+    """The assistant's words, by a template."""
     renderer = Renderer(template(source))
     try:
         text, ranges = renderer.rendered(conversation)

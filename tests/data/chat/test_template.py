@@ -1,4 +1,4 @@
-"""Which template a tokenizer's folder has, where it may have several by name, in any of the files that hold one."""
+"""The template of a tokenizer's folder, which may have several by name, in any of the files that hold one."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which of the assistant's turns are counted, and what ends them."""
+"""The assistant's turns that are counted, and what ends them."""
 
 import json
 

@@ -24,7 +24,7 @@ UNITS = 40
 
 
 def preparation_options(folder: Path, out: str, *, trained: bool) -> Options:
-    """What is prepared: 40 units and some shards of text."""
+    """The options of a preparation of 40 units and some shards of text."""
     source = folder / "input.jsonl"
     if not source.exists():
         write_jsonl(source, texts(400))

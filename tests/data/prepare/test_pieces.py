@@ -130,8 +130,7 @@ def test_the_kinds_that_are_supported_are_cut(made, kind):
 def test_other_tokenizers_are_not_cut(kind):
     assert find_cuts(NOT_CUT[kind]()) == NONE
     short = NONE._replace(longest=10, largest=30)
-    assert short.pieces("a b " * 7) == ["a b " * 7]
-    assert short.pieces("a b " * 8) is None
+    assert short.pieces("a b " * 7) == ["a b " * 7] and short.pieces("a b " * 8) is None
 
 
 def test_an_added_token_that_takes_the_line_end_before_it_forbids_to_cut_there():
@@ -142,8 +141,6 @@ def test_an_added_token_that_takes_the_line_end_before_it_forbids_to_cut_there()
 
 def test_a_text_without_a_cut_may_be_encoded_whole_up_to_a_limit():
     short = BOTH._replace(longest=10, largest=30)
-    assert short.pieces("x" * 30) == ["x" * 30]
-    assert short.pieces("x" * 31) is None
+    assert short.pieces("x" * 30) == ["x" * 30] and short.pieces("x" * 31) is None
     assert short.pieces("x" * 25 + " y z") == ["x" * 25, " y z"]
-    assert short.pieces("x y" + "z" * 20) == ["x", " y" + "z" * 20]
-    assert short.pieces("") == [""]
+    assert short.pieces("x y" + "z" * 20) == ["x", " y" + "z" * 20] and short.pieces("") == [""]

@@ -29,7 +29,7 @@ from tests.sentences import refused
 
 
 def printed_by(asked):
-    """What a preparation prints, and the folder that it makes."""
+    """The lines that a preparation prints, and the folder that it makes."""
     console = quiet()
     folder = prepare(asked, console)
     return console.file.getvalue(), folder
@@ -83,18 +83,6 @@ def test_documents_begin_with_what_the_tokenizer_puts_before_a_text(tmp_path):
     assert decoded(folder)[0] == documents
     record = json.loads((folder.path / "prepare.json").read_text())
     assert record["options"]["before"] == [begin]
-
-
-@pytest.mark.parametrize("trained", [False, True])
-def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path, trained):
-    source = write_jsonl(tmp_path / "a.jsonl", texts(150))
-    found = {}
-    for processes in (1, 3):
-        chosen = {"train_bpe": 300} if trained else {}
-        prepare(options(tmp_path / str(processes) / "out", source, processes=processes, **chosen), quiet())
-        found[processes] = contents(tmp_path / str(processes) / "out")
-    assert found[1] == found[3]
-    assert not [name for name in found[1] if WORK in name or name.endswith(".tmp")]
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -226,22 +214,11 @@ def test_a_long_document_takes_little_more_memory_than_a_short_one(tmp_path):
     assert int(done.stdout.splitlines()[-1]) < 800, "MiB"
 
 
-def test_a_tokenizer_that_cuts_pads_or_adds_tokens_does_not(tmp_path):
-    path = write_tokenizer(tmp_path / "t.json")
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.enable_truncation(5)
-    tokenizer.enable_padding(length=50)
-    tokenizer.save(str(path))
-    folder = prepared(tmp_path / "out", texts(20), tokenizer=path, validation_fraction=0.0)
-    assert decoded(folder)[0] == texts(20)
-
-
 def test_a_large_vocabulary_has_wide_tokens(tmp_path):
     path = write_tokenizer(tmp_path / "t.json", stride=300)
     folder = prepared(tmp_path / "out", texts(20), tokenizer=path, validation_fraction=0.0)
     assert (folder.index.dtype, folder.index.vocab) == ("uint32", 300 * 255 + 1)
-    assert folder.train.tokens.dtype == np.uint32
-    assert decoded(folder)[0] == texts(20)
+    assert folder.train.tokens.dtype == np.uint32 and decoded(folder)[0] == texts(20)
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.choice import Choice
+from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.selection.duplicates import _WORD, duplicates, signature
 from jaxpar.data.prepare.selection.screening import screen_maker
 from jaxpar.evaluation.contamination import shared_ngrams
@@ -86,7 +87,7 @@ def test_a_word_has_its_combining_marks_and_a_sign_is_one_of_its_own():
     assert _WORD.findall("हिन्दी में a_1+=b2") == ["हिन्दी", "में", "a_1", "+", "=", "b2"]
 
 
-def test_the_choice_is_the_same_for_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path: Path):
     documents = texts(60)
     source = write_jsonl(tmp_path / "a.jsonl", [*documents, *documents[20:50]])
     made = {}
@@ -96,6 +97,7 @@ def test_the_choice_is_the_same_for_any_number_of_processes(tmp_path: Path, monk
         )
         made[processes] = contents(prepare(asked, quiet()).path)
     assert made[1] == made[3]
+    assert not [name for name in made[1] if WORK in name or name.endswith(".tmp")]
     clean = prepare(options(tmp_path / "out", write_jsonl(tmp_path / "b.jsonl", documents), train_bpe=300), quiet())
     assert (clean.path / "tokenizer.json").read_bytes() == made[1]["tokenizer.json"], "duplicates do not train it"
 

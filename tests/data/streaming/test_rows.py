@@ -195,27 +195,16 @@ def test_a_save_does_not_wait_for_a_tokenizer(source: Path):
             later.set_result(tokens)
 
 
-def test_hosts_read_the_batches_of_one(source: Path):
-    one = rows_of(source)
-    wanted = [batch_rows(one, step, LANES, range(LANES)) for step in range(30)]
-    for hosts in (2, 4):
-        for host in range(hosts):
-            rows, shared = rows_of(source), range(host * LANES // hosts, (host + 1) * LANES // hosts)
-            for step in range(30):
-                part = batch_rows(rows, step, LANES, shared)
-                assert_same_bits(
-                    part, {name: values[shared.start : shared.stop] for name, values in wanted[step].items()}
-                )
-            assert set(rows._lanes) == set(shared), "a host tokenizes its lanes alone"
-
-
-def test_another_number_of_hosts_continues_in_the_same_order(source: Path):
+def test_hosts_read_the_rows_of_one_and_another_number_of_hosts_continues_in_the_same_order(source: Path):
     one = rows_of(source)
     wanted = {example: one.row(example) for example in range(60 * LANES)}
     halves = [rows_of(source) for _ in range(2)]
     for step in range(25):  # prepared ahead of the save, which is of step 20
         for host, half in enumerate(halves):
-            batch_rows(half, step, LANES, range(4 * host, 4 * host + 4))
+            shared = range(4 * host, 4 * host + 4)
+            part, whole = batch_rows(half, step, LANES, shared), batch_rows(one, step, LANES, range(LANES))
+            assert_same_bits(part, {name: values[shared.start : shared.stop] for name, values in whole.items()})
+            assert set(half._lanes) == set(shared), "a host tokenizes its lanes alone"
     saved = [json.loads(json.dumps(half.positions(20 * LANES))) for half in halves]
     joined = saved[0] | {"lanes": saved[1]["lanes"] | saved[0]["lanes"]}
     assert not saved[0]["lanes"].keys() & saved[1]["lanes"].keys() and len(joined["lanes"]) == LANES

@@ -85,9 +85,6 @@ def test_few_blocks_read_a_row_group_or_a_compressed_file_again():
     )
     assert blocks_of("a.jsonl", None) == 4 * 37 and blocks_of("a.jsonl", None, 64) == 16 * 64
     assert blocks_of("a.parquet", None) == blocks_of("a.jsonl.gz", "gzip") == blocks_of("a.arrow.gz", "gzip") == 32
-
-
-def test_a_compressed_file_is_not_read_for_thousands_of_blocks():
     files = [Input("a.jsonl.gz", 100 * 2**20, 0, "jsonl", "gzip")]
     assert len(Blocks(files, 64)) == 163
     with refused("data.path: the files make 163 blocks", "data.batch_size: 1024 needs 2048", "jaxpar.prepare"):

@@ -88,13 +88,10 @@ def test_damage_is_found_when_a_shard_is_first_used(tmp_path: Path):
 @pytest.mark.parametrize(
     ("starts", "count", "expected"),
     [
-        ([1, 2, 3], None, "not in order"),
-        ([0, 2, 2], None, "not in order"),
-        ([0, 5, 3], None, "not in order"),
-        ([0, 5, 10], None, "not in order"),
-        ([0, 5, 7], 4, "is not a .npy file of 3 numbers"),
+        ([1, 2, 3], None, "not in order"), ([0, 2, 2], None, "not in order"), ([0, 5, 3], None, "not in order"),
+        ([0, 5, 10], None, "not in order"), ([0, 5, 7], 4, "is not a .npy file of 3 numbers"),
     ],
-)
+)  # fmt: skip
 def test_a_file_of_other_contents_is_refused(tmp_path: Path, starts: list[int], count: int | None, expected: str):
     with refused("a.npy", expected):
         DocumentStarts([shard(tmp_path / "a.npy", np.array(starts), 10, count=count)]).check()

@@ -30,8 +30,7 @@ def read(path, separator=None, vocab=None, **more):
 @pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "u4", "u8"])
 def test_documents_end_with_the_separator(path, dtype):
     stream, largest = read(save(path, [5, 9, 9, 1, 2, 9, 3], dtype), separator=9, chunk_tokens=3)
-    assert stream.tokens[:].tolist() == [5, 9, 9, 1, 2, 9, 3]
-    assert stream.starts[:].tolist() == [0, 2, 3, 6]
+    assert stream.tokens[:].tolist() == [5, 9, 9, 1, 2, 9, 3] and stream.starts[:].tolist() == [0, 2, 3, 6]
     assert largest == 9
 
 

@@ -70,77 +70,53 @@ BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "normalizers in some": (nested("normalizer", "normalizers", 90), ("no tokenizer file", "recursion limit")),
     "a list": ("[]", ("no tokenizer file", "expected")),
     "a number of thousands of digits": (text_of(version="@").replace('"@"', "9" * 5000), ("thousands of digits",)),
-    "a vocabulary of 10^9": (
-        text_of(model=WORDS | {"vocab": {"a": 10**9, "[UNK]": 1}}), ("'a' has number 1000000000", "below 16777216")
-    ),
-    "an added token of 2^32 - 1": (
-        text_of(added_tokens=[added("<x>", 2**32 - 1)]), ("'<x>' has number 4294967295", "below 16777216")
-    ),
-    "a token of megabytes": (
-        text_of(added_tokens=[added("x" * 2**20, 2)]), ("1048576 letters", "expected at most 10000")
-    ),
-    "a normalizer that doubles": (
-        text_of(normalizer={"type": "Sequence", "normalizers": DOUBLED}),
-        ("normalizer and pre_tokenizer", "1.1e+12 times", "at most 1000"),
-    ),
-    "a regular expression that finds nothing everywhere": (
-        text_of(normalizer={"type": "Replace", "pattern": {"Regex": ""}, "content": "a" * 2000}),
-        ("normalizer", "2001 times", "at most 1000"),
-    ),
-    "a beginning of megabytes": (
-        text_of(normalizer={"type": "Prepend", "prepend": "a" * 2**20}), ("normalizer", "1.049e+06 times")
-    ),
-    "bytes of bytes": (
-        text_of(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 30}), ("pre_tokenizer", "1.074e+09 times")
-    ),
+    "a vocabulary of 10^9": (text_of(model=WORDS | {"vocab": {"a": 10**9, "[UNK]": 1}}),
+        ("'a' has number 1000000000", "below 16777216")),
+    "an added token of 2^32 - 1": (text_of(added_tokens=[added("<x>", 2**32 - 1)]),
+        ("'<x>' has number 4294967295", "below 16777216")),
+    "a token of megabytes": (text_of(added_tokens=[added("x" * 2**20, 2)]),
+        ("1048576 letters", "expected at most 10000")),
+    "a normalizer that doubles": (text_of(normalizer={"type": "Sequence", "normalizers": DOUBLED}),
+        ("normalizer and pre_tokenizer", "1.1e+12 times", "at most 1000")),
+    "a regular expression that finds nothing everywhere": (text_of(normalizer={"type": "Replace",
+        "pattern": {"Regex": ""}, "content": "a" * 2000}), ("normalizer", "2001 times", "at most 1000")),
+    "a beginning of megabytes": (text_of(normalizer={"type": "Prepend", "prepend": "a" * 2**20}),
+        ("normalizer", "1.049e+06 times")),
+    "bytes of bytes": (text_of(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 30}),
+        ("pre_tokenizer", "1.074e+09 times")),
     "a map of characters to thousands": (text_of(normalizer=charsmap(LONG_MAP)), ("2000 times", "at most 1000")),
-    "words of Wav2Vec2 without a delimiter": (
-        text_of(decoder={"type": "Sequence", "decoders": [CTC] * 33}), ("decoder", "8.59e+09 times")
-    ),
-    "spaces around Chinese letters, again and again": (
-        text_of(normalizer=sequence(*[BERT] * 90)), ("normalizer and pre_tokenizer", "times as long")
-    ),
-    "a regular expression that may find nothing": (
-        text_of(normalizer=sequence(*[regex("a*", " ")] * 10)), ("normalizer", "1024 times")
-    ),
-    "letters that grow and are composed again": (
-        text_of(normalizer=sequence(*[replace("i", "İ"), {"type": "Lowercase"}] * 20)), ("normalizer", "times as long")
-    ),
-    "thousands of steps": (
-        text_of(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 1100}), ("1101 steps", "at most 100")
-    ),
+    "words of Wav2Vec2 without a delimiter": (text_of(decoder={"type": "Sequence", "decoders": [CTC] * 33}),
+        ("decoder", "8.59e+09 times")),
+    "spaces around Chinese letters, again and again": (text_of(normalizer=sequence(*[BERT] * 90)),
+        ("normalizer and pre_tokenizer", "times as long")),
+    "a regular expression that may find nothing": (text_of(normalizer=sequence(*[regex("a*", " ")] * 10)),
+        ("normalizer", "1024 times")),
+    "letters that grow and are composed again": (text_of(normalizer=sequence(*[replace("i", "İ"),
+        {"type": "Lowercase"}] * 20)), ("normalizer", "times as long")),
+    "thousands of steps": (text_of(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 1100}),
+        ("1101 steps", "at most 100")),
     "hundreds of maps": (text_of(normalizer=sequence(*[charsmap(bytes(8))] * 260)), ("261 steps", "at most 100")),
     "a template of a list": (
         text_of(post_processor=TEMPLATE | {"single": [{"SpecialToken": {"id": [], "type_id": 0}}]}),
         ("no tokenizer file", "expected"),
     ),
-    "words of 10^9 letters": (
-        text_of(model=WORD_PIECE | {"max_input_chars_per_word": 10**9}),
-        ("max_input_chars_per_word is 1000000000", "at most 1000"),
-    ),
-    "a prefix of megabytes": (
-        text_of(model=BPE | {"continuing_subword_prefix": "#" * 2**20}),
-        ("continuing_subword_prefix is '###", "at most 10000"),
-    ),
-    "a suffix of megabytes": (
-        text_of(model=BPE | {"end_of_word_suffix": "#" * 2**20}), ("end_of_word_suffix is '###", "at most 10000")
-    ),
-    "a decoder that doubles": (
-        text_of(decoder={"type": "Sequence", "decoders": DOUBLED}), ("decoder", "1.1e+12 times", "at most 1000")
-    ),
-    "a template of millions": (
-        text_of(post_processor=TEMPLATE), ("post_processor adds 1000000 tokens", "at most 1000")
-    ),
+    "words of 10^9 letters": (text_of(model=WORD_PIECE | {"max_input_chars_per_word": 10**9}),
+        ("max_input_chars_per_word is 1000000000", "at most 1000")),
+    "a prefix of megabytes": (text_of(model=BPE | {"continuing_subword_prefix": "#" * 2**20}),
+        ("continuing_subword_prefix is '###", "at most 10000")),
+    "a suffix of megabytes": (text_of(model=BPE | {"end_of_word_suffix": "#" * 2**20}),
+        ("end_of_word_suffix is '###", "at most 10000")),
+    "a decoder that doubles": (text_of(decoder={"type": "Sequence", "decoders": DOUBLED}),
+        ("decoder", "1.1e+12 times", "at most 1000")),
+    "a template of millions": (text_of(post_processor=TEMPLATE),
+        ("post_processor adds 1000000 tokens", "at most 1000")),
     "a map of characters of 4 GiB": (text_of(normalizer=charsmap(b"\xff" * 8)), ("precompiled_charsmap is damaged",)),
-    "no map of characters": (
-        text_of(normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}), ("precompiled_charsmap is damaged",)
-    ),
-    "merges of nothing": (
-        text_of(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}), ("no tokenizer file", "`x`")
-    ),
-    "an unknown token that is none": (
-        text_of(model={"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}), ("no tokenizer file", "UnkId")
-    ),
+    "no map of characters": (text_of(normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}),
+        ("precompiled_charsmap is damaged",)),
+    "merges of nothing": (text_of(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}),
+        ("no tokenizer file", "`x`")),
+    "an unknown token that is none": (text_of(model={"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}),
+        ("no tokenizer file", "UnkId")),
 }  # fmt: skip
 
 
@@ -157,17 +133,9 @@ def test_a_hostile_tokenizer_is_refused_in_a_sentence(name: str, tmp_path: Path)
 SPACES = [
     regex(pattern, " ")
     for pattern in (
-        r"\r\n",
-        r"\n+",
-        r"\t+",
-        " {2,}",
-        r"[\u2018\u2019]",
-        r"[\u201c\u201d]",
-        r"[\u2013\u2014]",
-        r"\u00a0",
-        "x",
+        r"\r\n", r"\n+", r"\t+", " {2,}", r"[\u2018\u2019]", r"[\u201c\u201d]", r"[\u2013\u2014]", r"\u00a0", "x",
     )
-]
+]  # fmt: skip
 SUBSTITUTED = {
     "½": "1/2", "¼": "1/4", "¾": "3/4", "…": "...", "ﷺ": "صلى الله عليه وسلم", "€": " EUR ", "£": " GBP ",
     "&": " and ", "%": " percent ", "@": " at ",
@@ -187,7 +155,7 @@ NORMALIZERS = {
     "ten substitutions": sequence(*[replace(old, new) for old, new in SUBSTITUTED.items()]),
     "spaces alike": sequence(*SPACES, regex("y", " ")),
 }  # fmt: skip
-"""Those of published tokenizers, and others that make no text much longer."""
+"""Patterns of published tokenizers, and others that make no text much longer."""
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)
@@ -224,6 +192,8 @@ def test_a_text_that_a_tokenizer_cannot_encode_is_one_sentence(parts: dict[str, 
 def test_paddings_and_lengths_of_a_file_are_not_used(tmp_path: Path):
     """They are switched off before any text is encoded."""
     padding = {"strategy": {"Fixed": 10**12}, "pad_to_multiple_of": 10**9, "pad_id": 0, "pad_type_id": 0}
+    padding |= {"direction": "Right", "pad_token": "a"}
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     file = tmp_path / "tokenizer.json"
-    file.write_text(text_of(padding=padding | {"direction": "Right", "pad_token": "a"}))
-    assert TextCodec(file).encode("a") == [0]
+    file.write_text(text_of(model=BPE, padding=padding, truncation=truncation))
+    assert TextCodec(file).encode("aaa") == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""What the page draws of a run."""
+"""The curves that the page draws of a run."""
 
 import json
 from pathlib import Path
@@ -44,6 +44,5 @@ def test_charts_without_values_are_left_out_and_the_data_is_json(tmp_path: Path)
     titles = [chart["title"] for chart in data["charts"]]
     assert "Gradient norm" in titles and "Model FLOPs utilisation" not in titles
     [run] = data["runs"]
-    assert run["series"]["eval_loss"][0] == [10, 20, 30, 40, 50, 60]
-    assert run["batches"] == [[0, 0, 4096]]
+    assert run["series"]["eval_loss"][0] == [10, 20, 30, 40, 50, 60] and run["batches"] == [[0, 0, 4096]]
     assert json.loads(json.dumps(data, allow_nan=False)) == json.loads(json.dumps(data))

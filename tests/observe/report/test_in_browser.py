@@ -41,8 +41,7 @@ def page(chromium: Browser) -> Iterator[Browser]:
     chromium.console.clear()
     chromium.requests.clear()
     yield chromium
-    assert chromium.console == []
-    assert chromium.requests == []
+    assert chromium.console == [] and chromium.requests == []
 
 
 def labels(page: Browser, chart: str, axis: str) -> list[str]:
@@ -91,8 +90,7 @@ def test_a_log_scale_of_one_chart_and_of_all(page: Browser, pages: Path) -> None
     before = labels(page, LOSS, "y"), labels(page, NORM, "y")
     page.click(f"{NORM} button.log")
     assert page.read(f"document.querySelector('{NORM} button.log').getAttribute('aria-pressed')") == "true"
-    assert labels(page, NORM, "y") == ["1", "2", "5"]
-    assert labels(page, LOSS, "y") == before[0]
+    assert labels(page, NORM, "y") == ["1", "2", "5"] and labels(page, LOSS, "y") == before[0]
     page.click("#log-all")
     assert page.count("button.log[aria-pressed=true]") == 6
     page.click("#log-all")
@@ -118,12 +116,10 @@ def test_the_pointer_reads_the_values_of_one_step_in_every_chart(page: Browser, 
     page.hover(f"{LOSS} > svg", part=0.5)
     step = int(page.text(f"{LOSS} .at").removeprefix("step "))
     assert 20 <= step <= 40 and step % 2 == 0
-    assert values(page, LOSS)[0] == f"{loss_at(step):.4f}"
-    assert page.text(f"{NORM} .at") == f"step {step}"
+    assert values(page, LOSS)[0] == f"{loss_at(step):.4f}" and page.text(f"{NORM} .at") == f"step {step}"
     assert page.count(".cursor[visibility=visible]") == 6
     page.hover("h1")
-    assert page.text(f"{LOSS} .at") == "last, step 60"
-    assert page.count(".cursor[visibility=visible]") == 0
+    assert page.text(f"{LOSS} .at") == "last, step 60" and page.count(".cursor[visibility=visible]") == 0
 
 
 def test_arrow_keys_go_from_step_to_step(page: Browser, pages: Path) -> None:
@@ -152,8 +148,7 @@ def test_smoothing_draws_a_smooth_line_over_a_faint_one(page: Browser, pages: Pa
         page.press("ArrowRight")
     assert page.text(".toolbar output") == "0.60"
     assert page.count(f"{LOSS} > svg .line.raw") == 1, "the training loss; not the validation loss"
-    assert values(page, LOSS)[0] != f"{loss_at(60):.4f}"
-    assert values(page, LOSS)[1] == f"{loss_at(60) + 0.1:.4f}"
+    assert values(page, LOSS)[0] != f"{loss_at(60):.4f}" and values(page, LOSS)[1] == f"{loss_at(60) + 0.1:.4f}"
 
 
 @pytest.mark.parametrize(("axis", "last"), [("tokens", "200k"), ("time", "30 s")])
@@ -190,8 +185,7 @@ def test_two_runs_lie_over_each_other(page: Browser, pages: Path, tmp_path: Path
     assert "optimizer.name\tadamw\tmuon" in page.text("#difference")
     page.read("document.getElementById('charts').scrollIntoView()")
     png = page.screenshot(tmp_path / "two.png")
-    assert pixels(png, BLUE) > 500
-    assert pixels(png, ORANGE) > 500
+    assert pixels(png, BLUE) > 500 and pixels(png, ORANGE) > 500
 
 
 def test_a_phone_shows_it_without_moving_sideways(page: Browser, pages: Path) -> None:
@@ -240,10 +234,8 @@ def test_a_long_run_with_a_spike_and_a_restart(page: Browser, pages: Path, tmp_p
     assert main([str(folder)]) == 0
     page.open(folder / "report.html")
     assert page.read("document.querySelector('path.run0').getAttribute('d').split('L').length") <= 2000
-    assert page.count(f"{LOSS} > svg .skipped") == 1
-    assert page.count(f"{NORM} > svg .restart") == 1
-    assert page.text(f"{LOSS} > svg .anomaly title") == "a spike"
-    assert labels(page, LOSS, "x")[-1] == "20,000"
+    assert page.count(f"{LOSS} > svg .skipped") == 1 and page.count(f"{NORM} > svg .restart") == 1
+    assert page.text(f"{LOSS} > svg .anomaly title") == "a spike" and labels(page, LOSS, "x")[-1] == "20,000"
 
 
 def test_what_cannot_be_drawn_leaves_the_page_whole(page: Browser, tmp_path: Path) -> None:
@@ -280,7 +272,6 @@ def test_a_sweep_is_sorted_by_a_click_and_its_runs_switched_off_and_on(page: Bro
     assert page.read("document.querySelector('#sweep th:nth-child(2)').getAttribute('aria-sort')") == "descending"
     assert drawn(page, LOSS) == 8, "two of each run but the short one, and a baseline"
     page.click("#sweep button[data-run='1']")
-    assert drawn(page, LOSS) == 6
-    assert drawn(page, NORM) == 3
+    assert drawn(page, LOSS) == 6 and drawn(page, NORM) == 3
     page.click("#sweep button[data-run='1']")
     assert drawn(page, LOSS) == 8

@@ -1,4 +1,4 @@
-"""What the page says, read as text; `test_in_browser.py` looks at it."""
+"""The page, read as text; `test_in_browser.py` looks at it."""
 
 import html
 import json
@@ -111,8 +111,7 @@ def test_a_loss_above_the_baseline_is_not_called_below_it(tmp_path: Path) -> Non
 
 def test_nothing_in_a_run_can_break_the_page_and_nothing_comes_from_elsewhere(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path / "<b>&'\"run"))
-    assert "<b>&'" not in page
-    assert "information </script>" not in page
+    assert "<b>&'" not in page and "information </script>" not in page
     assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
     assert not re.search(r"<(img|link|script)[^>]+(src|href)=[\"'](?!data:)", page)
 
@@ -137,8 +136,7 @@ def test_what_was_noticed_is_reported_and_marked(tmp_path: Path) -> None:
     page = page_of(folder)
     reported = words(page)
     assert "Loss spike at step 14: 5.3." in reported and "went back to the checkpoint of step 12" in reported
-    assert '"anomalies":[[14,"Loss spike at step 14: 5.3."]]' in page
-    assert "Devices waiting for data" in page
+    assert '"anomalies":[[14,"Loss spike at step 14: 5.3."]]' in page and "Devices waiting for data" in page
     numbers = " ".join(reported[reported.index("Numbers") : reported.index("Environment")].split())
     assert "epochs of code 0.25" in numbers and "epochs of <books> 1.5" in numbers
     assert "Devices waiting" not in page_of(write_run(tmp_path / "other", data_wait=0.0))

@@ -27,10 +27,8 @@ def test_each_curve_is_there_only_when_it_has_points() -> None:
     train = [(step, 5.0 / step) for step in range(1, 50)]
     alone = pixels(draw(Curves("run", train=train)))
     whole = pixels(draw(Curves("run", train=train, validation=[(25, 2.0), (49, 1.0)], baseline=1.5)))
-    assert alone.shape == (720, 1280, 3)
-    assert count(alone, blue) > 500 and count(alone, orange) < 20
-    assert count(whole, blue) > 500 and count(whole, orange) > 500
-    assert count(whole, grey) > count(alone, grey) + 500
+    assert alone.shape == (720, 1280, 3) and count(alone, blue) > 500 and count(alone, orange) < 20
+    assert count(whole, blue) > 500 and count(whole, orange) > 500 and count(whole, grey) > count(alone, grey) + 500
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -80,8 +78,7 @@ def test_after_a_restore_the_picture_is_that_of_an_unbroken_run(tmp_path: Path) 
 
     broken = run(tmp_path / "a" / "run", [(1, list(range(1, 10))), (9, list(range(9, 13)))])
     lost = [step for step in range(1, 13) if step != 9]
-    assert pixels(broken).shape == (720, 1280, 3)
-    assert broken != run(tmp_path / "b" / "run", [(1, lost)])
+    assert pixels(broken).shape == (720, 1280, 3) and broken != run(tmp_path / "b" / "run", [(1, lost)])
     assert broken == run(tmp_path / "c" / "run", [(1, list(range(1, 9))), (9, list(range(9, 13)))])
 
 
@@ -93,5 +90,4 @@ def test_steps_after_the_checkpoint_that_a_run_went_back_to_are_not_drawn(tmp_pa
     assert plot.curves.train == [(2, 2.0), (4, 1.0)], "a loss that is not finite is left out"
     plot.evaluation(4, 2.5, None)
     plot.rewound(2)
-    assert plot.curves.train == [(2, 2.0)]
-    assert plot.curves.validation == []
+    assert plot.curves.train == [(2, 2.0)] and plot.curves.validation == []

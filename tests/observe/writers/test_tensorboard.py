@@ -41,8 +41,7 @@ def test_scalars_of_steps_and_evaluations_are_written(tmp_path: Path) -> None:
     writer.step(record(30, mfu=0.5))
     writer.close()
     written = scalars(tmp_path)
-    assert written["speed/mfu", 30] == 0.5
-    assert written["train/loss", 10] == 2.25
+    assert written["speed/mfu", 30] == 0.5 and written["train/loss", 10] == 2.25
     assert written["train/learning_rate", 10] == pytest.approx(3e-4)
     assert ("train/matrix_learning_rate", 10) not in written
     assert written["train/matrix_learning_rate", 20] == pytest.approx(2e-2)

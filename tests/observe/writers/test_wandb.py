@@ -29,7 +29,7 @@ folder = Path(sys.argv[1])
 
 
 def alone(folder: Path, program: str, **environment: str) -> str:
-    """What `program` prints in a process of its own: W&B starts a service, and announces it to later processes."""
+    """The output of `program` in a process of its own: W&B starts a service, and announces it to later processes."""
     elsewhere = {f"WANDB_{name}_DIR": str(folder.parent) for name in ("CACHE", "CONFIG", "DATA")}
     done = subprocess.run(
         [sys.executable, "-c", OPENING + program, str(folder)],
@@ -106,8 +106,7 @@ writer.close()
     assert f"wandb sync {place}" in printed, "where it writes, and how it is sent"
     lines = history(folder)
     assert [line["step"] for line in lines if "train/loss" in line] == [10, 20]
-    assert lines[0]["train/loss"] == pytest.approx(2.9)
-    assert lines[0]["memory/device_bytes"] == 2**30
+    assert lines[0]["train/loss"] == pytest.approx(2.9) and lines[0]["memory/device_bytes"] == 2**30
     assert next(line for line in lines if "eval/loss" in line)["eval/baseline_loss"] == 2.3
     records = kept(folder)
     begun = next(found.run for found in records if found.WhichOneof("record_type") == "run")

@@ -30,22 +30,18 @@ def collective(attributes: str, opcode: str = "all-reduce") -> Op:
 )
 def test_forms_of_groups(form: str, rows: list[tuple[int, ...]]):
     found = groups_of(collective(f", replica_groups={form}"), 8)
-    assert sorted(found.rows) == sorted(rows)
-    assert found.size == len(rows[0])
+    assert sorted(found.rows) == sorted(rows) and found.size == len(rows[0])
 
 
 @pytest.mark.parametrize(
     ("form", "axes"),
     [
-        ("{{0,1},{2,3},{4,5},{6,7}}", ("tensor",)),
-        ("[4,2]<=[2,2,2]T(0,2,1)", ("fsdp",)),
-        ("[4,2]<=[2,4]T(1,0)", ("replica",)),
-        ("[2,4]<=[8]", ("fsdp", "tensor")),
+        ("{{0,1},{2,3},{4,5},{6,7}}", ("tensor",)), ("[4,2]<=[2,2,2]T(0,2,1)", ("fsdp",)),
+        ("[4,2]<=[2,4]T(1,0)", ("replica",)), ("[2,4]<=[8]", ("fsdp", "tensor")),
         ("mesh['replica'=2,'fsdp'=2,'tensor'=2] {'tensor','replica'}", ("replica", "tensor")),
-        ("[1,8]<=[8]", ("replica", "fsdp", "tensor")),
-        ("[8,1]<=[8]", ()),
+        ("[1,8]<=[8]", ("replica", "fsdp", "tensor")), ("[8,1]<=[8]", ()),
     ],
-)
+)  # fmt: skip
 def test_axes_of_groups(form: str, axes: tuple[str, ...]):
     op = collective(f", replica_groups={form}")
     assert groups_of(op, 8).axes(MESH, op) == axes
@@ -54,9 +50,7 @@ def test_axes_of_groups(form: str, axes: tuple[str, ...]):
 def test_a_permutation_moves_over_the_axes_in_which_sources_and_targets_differ():
     op = collective(", source_target_pairs={{0,4},{1,5},{2,6},{3,7}}", "collective-permute")
     found = groups_of(op, 8)
-    assert found.permutes
-    assert found.axes(MESH, op) == ("replica",)
-    assert found.crosses(gpus_per_host=4)
+    assert found.permutes and found.axes(MESH, op) == ("replica",) and found.crosses(gpus_per_host=4)
     assert not found.crosses(gpus_per_host=8)
 
 

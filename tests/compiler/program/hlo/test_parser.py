@@ -38,8 +38,7 @@ def test_an_op_has_its_parts():
         module(f"%a = bf16[2,3]{{1,0}} parameter(0)\n%b = bf16[2,3]{{1,0}} parameter(1)\n{line}", tables=TABLES), "add"
     )
     assert (op.name, [operand.name for operand in op.operands]) == ("x", ["a", "b"])
-    assert op.shape == ArrayShape("bf16", (2, 3), 0, 16)
-    assert op.op_name == 'jit(f)/add "quoted"'
+    assert op.shape == ArrayShape("bf16", (2, 3), 0, 16) and op.op_name == 'jit(f)/add "quoted"'
     assert op.config == {"a": {"b": "1,2}"}}
 
 
@@ -50,8 +49,7 @@ def test_a_stack_of_frames_is_innermost_first_and_names_each_line_once():
         Frame("Layer.__call__", "jaxpar/layers/layer.py", 41),
         Frame("gather_sequence", "jaxpar/mesh/collectives.py", 27),
     )
-    assert op.frames == (layer, collective)
-    assert op.source == layer
+    assert op.frames == (layer, collective) and op.source == layer
 
 
 @pytest.mark.parametrize(
@@ -99,8 +97,7 @@ def test_attributes_types_and_layouts_that_are_not_known_hide_nothing_beside_the
     line = "%x = f7[16]{0:T(8)S(5)} negate(%a), metadata={flavour={3} stack_frame_id=3}, colour=blue"
     op = only(parse(module_text(f"%a = f32[] parameter(0)\n{line}", tables=TABLES)), "negate")
     assert (shape_bytes(op.shape), next(leaves(op.shape)).memory_space) == (16 * 7 // 8, HOST_MEMORY)
-    assert op.operands[0].name == "a"
-    assert op.source == Frame("Layer.__call__", "jaxpar/layers/layer.py", 41)
+    assert op.operands[0].name == "a" and op.source == Frame("Layer.__call__", "jaxpar/layers/layer.py", 41)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +123,5 @@ def test_the_source_line_of_a_collective_is_the_one_that_asked_for_it(name: str)
         ops += [op for c in compiled(name).computations.values() for op in c.ops if op.op_name.endswith(scope)]
         assert ops
         for op in ops:
-            assert op.source is not None
-            assert op.source.file == "tests/compiler/program/tiny_step.py"
+            assert op.source is not None and op.source.file == "tests/compiler/program/tiny_step.py"
             assert call in lines[op.source.line - 1]

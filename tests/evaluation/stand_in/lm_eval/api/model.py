@@ -5,7 +5,7 @@ from typing import Any
 
 
 class LM(ABC):
-    """What lm-evaluation-harness asks of a model; a request has its arguments in `args`."""
+    """A model as lm-evaluation-harness asks for it; a request has its arguments in `args`."""
 
     @abstractmethod
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]: ...
