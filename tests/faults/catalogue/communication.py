@@ -3,8 +3,7 @@
 from tests.faults.fault import Fault, parity, pipeline_parity
 
 RING = "tests/mesh/test_collective_matmul.py::test_a_ring_has_the_numbers_of_the_plain_collectives[4-2]"
-OVER_REPLICAS = "tests/training/parity/test_state_over_replicas.py::test_loss_and_gradients_equal_one_device[ZeRO-3]"
-EMBEDDING = "tests/training/parity/test_embedding_messages.py::test_loss_and_gradients_equal_one_device[ZeRO-3]"
+OVERLAP = "tests/training/parity/test_overlap.py::test_loss_and_gradients_equal_one_device"
 
 COMMUNICATION = (
     Fault(
@@ -13,7 +12,7 @@ COMMUNICATION = (
         file="jaxpar/model/embedding.py",
         old="rows, cotangent = join_ranks(rows, added[1]), scatter_rows(cotangent, added[1])",
         new="rows = jnp.concatenate([rows] * lax.axis_size(added[1])); cotangent = scatter_rows(cotangent, added[1])",
-        caught_by=(EMBEDDING,),
+        caught_by=(f"{OVERLAP}[rows of the embedding, ZeRO-3]",),
     ),
     Fault(
         name="dropped_sum_of_partial_outputs",
@@ -49,10 +48,7 @@ COMMUNICATION = (
         file="jaxpar/mesh/quantized/travel.py",
         old="parts = _gathered(x, axes, levels.between, transport.weight) if levels.nodes > 1 else x[None]",
         new="parts = jnp.broadcast_to(x[None], (levels.nodes, *x.shape))",
-        caught_by=(
-            "tests/training/parity/test_quantized.py::test_hpz_gives_the_numbers_of_one_device"
-            "[hpZ shard, accumulation, remat, tied]",
-        ),
+        caught_by=(f"{OVERLAP}[hpZ, accumulation, remat]",),
     ),
     Fault(
         name="other_nodes_gradients_dropped",
@@ -80,7 +76,7 @@ COMMUNICATION = (
         old="weight = gather_shards(weight, over, dim - unstacked, transport.exact if over == REPLICAS else transport)",
         new="weight = jnp.concatenate([weight] * jax.lax.axis_size(over), dim - unstacked) if over == REPLICAS "
         "else gather_shards(weight, over, dim - unstacked, transport)",
-        caught_by=(OVER_REPLICAS,),
+        caught_by=(f"{OVERLAP}[state over replicas, ZeRO-3]",),
     ),
     Fault(
         name="doubled_loss",

@@ -66,7 +66,7 @@ LOSS = (
         file="jaxpar/objectives/pairs.py",
         old="slope.reshape(rows, 2 * room)",
         new="jnp.abs(slope).reshape(rows, 2 * room)",
-        caught_by=("tests/training/parity/test_dpo.py::test_loss_rewards_and_gradients_equal_float64[split]",),
+        caught_by=(f"{PREFERENCES}[dpo-split]",),
     ),
     Fault(
         name="unrelated_answers_pull",

@@ -18,8 +18,8 @@ from tests.data.preference_files import prepared_pairs
 from tests.precision.test_matmul import apart
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
-from tests.training.parity.test_dpo import batch_of, of_pairs
 from tests.training.parity.test_lora import adapted, lively
+from tests.training.parity.test_preferences import batch_of, of_pairs
 from tests.training.runs import fit, losses, run_config, saved_state
 
 EXCEPTED = MatmulOptions(exclude=("head", "router"), first_layers=0, last_layers=0)
