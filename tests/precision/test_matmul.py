@@ -59,8 +59,8 @@ def test_codes_saturate_and_their_scale_rounds_nothing():
 
 
 def bound(a: np.ndarray, b: np.ndarray, forms: tuple[str, str], scales: list[float]) -> np.ndarray:
-    """Of |product of codes - product| for matrices in float64: each operand is off by a share of itself, or by half of
-    the format's smallest number."""
+    """A bound of |product of codes - product| in float64: each operand is off by a share of itself, or by half of the
+    format's smallest number."""
     least = {E4M3: 2.0**-10, E5M2: 2.0**-17}
     errors = [
         np.abs(x) * STEP[form] + least[form] * scale for x, form, scale in zip((a, b), forms, scales, strict=True)
@@ -186,7 +186,7 @@ def test_layouts_give_the_numbers_of_one_device(name: str):
     "activations and optimizer on the host",
 ])  # fmt: skip
 def test_layouts_give_the_numbers_of_one_device_with_scales_of_earlier_steps(name: str):
-    """Of an empty window: 1, and of gradients 1 / tokens."""
+    """Scales of an empty window are 1, and those of gradients 1 / tokens."""
     assert_numbers_of_one_device("fp8_delayed", name)
 
 

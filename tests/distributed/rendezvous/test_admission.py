@@ -201,7 +201,7 @@ def test_what_a_client_sends_is_printed_and_kept_without_control_characters(firs
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[bytes], str]]:
-    """What a process states that comes to somebody who is not process 0 and says this."""
+    """The sentence of a process that comes to somebody who is not process 0 and says this."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve(sent: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What is left for activations, by units in flight."""
+"""The memory that is left for activations, by units in flight."""
 
 from pathlib import Path
 

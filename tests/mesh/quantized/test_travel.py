@@ -22,7 +22,7 @@ SHARDS = ("fsdp", "context")
 RANKS, NODE = 8, 4
 MESH = mesh_of(**SIZES)
 SHAPE = (8, 16, 40)
-"""Of a whole weight; its second dim is sharded."""
+"""The shape of a whole weight; its second dim is sharded."""
 WHOLE = np.random.default_rng(0).standard_normal((RANKS, *SHAPE)).astype(np.float32)
 """On each rank."""
 ELEMENTS = prod(SHAPE)

@@ -68,7 +68,7 @@ def numbers(layers: int) -> tuple[Any, np.ndarray, np.ndarray]:
 
 
 class Tokens(NamedTuple):
-    """What the toy layers read of their tokens."""
+    """The fields of tokens that the toy layers read."""
 
     indices: jax.Array
 

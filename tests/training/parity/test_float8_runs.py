@@ -73,7 +73,7 @@ REMEDIES: dict[str, tuple[dict[str, Any], bool]] = {
     "layers": (fp8("fp8_delayed", history=3, first_layers=1), True),
     "groups": (fp8("fp8_delayed", history=3, exclude=("mlp_out",)), False),
 }
-"""What helps a run that warns of its FP8 codes, and whether the window of magnitudes is still that of its tensors."""
+"""Hints for a run that warns of its FP8 codes, and whether the window of magnitudes is still that of its tensors."""
 
 
 def test_all_keys_of_matmuls_may_change_in_a_run_and_other_precision_may_not():

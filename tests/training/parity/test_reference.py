@@ -129,7 +129,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.matrix(quick=1, ci=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_and_gradients_of_options_equal_float64(name: str):
-    """Of weights whose norms and biases are not at their neutral values."""
+    """Norms and biases of the weights are not at their neutral values."""
     run = SmallRun(small(model=SHAPE | OPTIONS[name], parallel=SPLIT))
     options, rows = asdict(run.config.model), into_documents(run.rows(0), 0)
     weights = random_weights(options, padded_vocab=64, positions=options["max_positions"])
