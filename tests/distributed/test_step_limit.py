@@ -29,10 +29,6 @@ def test_how_long_a_step_may_take(seconds: list[float], limit: float):
     assert after(*seconds).pause_s == max(limit, UNKNOWN_S), "one that waits for another that saves has long"
 
 
-def test_a_job_of_short_steps_ends_within_a_minute():
-    assert LEAST_S <= 50
-
-
 def test_the_first_steps_from_a_checkpoint_have_long_again():
     limit = after(*[0.1] * 20)
     limit.start_over()

@@ -241,17 +241,13 @@ def test_one_that_hangs_at_the_start_is_named_by_what_it_does_not_use(
     )
 
 
-def test_one_that_fails_sends_the_others_the_reason(stage: Callable[..., Stage]):
+@pytest.mark.parametrize("failing", [0, 2])
+def test_one_that_fails_sends_the_others_the_reason(stage: Callable[..., Stage], failing: int):
     job = stage(3)
-    job.members[2].watch.fail("data.path: not there")
-    message = {job.members[number].verdict() for number in (0, 1)}
-    assert message == {"process 2 on node-2 stopped (it was starting) and reported: data.path: not there"}
-
-
-def test_process_0_that_fails_sends_the_others_the_reason_before_it_ends(stage: Callable[..., Stage]):
-    job = stage(3)
-    job.members[0].watch.fail("the disk is full")
-    assert all("the disk is full" in job.members[number].verdict() for number in (1, 2))
+    job.members[failing].watch.fail("data.path: not there")
+    [message] = {member.verdict() for number, member in job.members.items() if number != failing}
+    assert message.startswith(f"process {failing} on ")
+    assert message.endswith(" stopped (it was starting) and reported: data.path: not there")
 
 
 def test_processes_that_all_fail_for_one_reason_each_report_it(stage: Callable[..., Stage]):

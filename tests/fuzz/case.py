@@ -29,8 +29,7 @@ from tests.rl.test_policy import answers_of, text_of, with_policies
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, layout_of, small
 from tests.training.parity.test_distill import taught
-from tests.training.parity.test_dpo import LENGTH, batch_of
-from tests.training.parity.test_preferences import LOSSES
+from tests.training.parity.test_preferences import LENGTH, LOSSES, batch_of
 
 type Numbers = dict[str, float]
 

@@ -49,25 +49,6 @@ def test_a_form_is_the_sum_of_what_its_preset_saves(preset: str, shape: LayerSha
     assert CLOSED_FORMS[preset](shape) == tokens * (shape.item_bytes * numbers + 4 * lse * model.heads) // ranks
 
 
-@pytest.mark.parametrize(
-    ("preset", "of_embed", "of_mlp", "lse"),
-    [("none", 16, 8, 4), ("gemm_last", 12, 4, 4), ("selective", 14, 8, 0), ("full", 2, 0, 0)],
-)
-@pytest.mark.parametrize("kv_heads", [64, 8])
-def test_the_published_forms(preset: str, of_embed: int, of_mlp: int, lse: int, kv_heads: int):
-    """As they stand in the paper, in terms of S·b·h/t; grouped heads take 4(1 - k/a) off."""
-    s, h, f, a, t = 4096, 8192, 22016, 64, 2
-    grouped = 0 if preset == "full" else 4 * (1 - kv_heads / a)
-    published = (of_embed + of_mlp * f / h - grouped) * s * h / t + lse * s * a / t
-    assert CLOSED_FORMS[preset](changed(LLAMA_65B, kv_heads=kv_heads)) == published
-
-
-@pytest.mark.parametrize(("model", "share"), [("llama3-8b", 0.4387), ("gpt3-175b", 0.3746)])
-def test_gemm_last_keeps_this_much_less_than_everything(model: str, share: float):
-    shape = layer_shape(Config(model=MODELS[model]), AxisSizes(), rows=1)
-    assert 1 - CLOSED_FORMS["gemm_last"](shape) / CLOSED_FORMS["none"](shape) == pytest.approx(share, abs=1e-4)
-
-
 def test_the_shape_of_a_configuration():
     config = Config(model=MODELS["llama3-8b"], data=DataConfig(sequence_length=8192))
     shape = layer_shape(config, AxisSizes(context=2, tensor=4), rows=3)

@@ -1,4 +1,4 @@
-"""AdamW on every layout against NumPy in float64, and what the optimizer keeps."""
+"""AdamW and Lion on every layout against NumPy in float64, and what optimizers keep."""
 
 from dataclasses import replace
 
@@ -15,6 +15,10 @@ from tests.optim.runs import make_trees, run_optimizer, update_every_weight
 from tests.traced import mesh_of
 
 CONFIG = OptimizerConfig(learning_rate=0.05, warmup_steps=3, schedule="linear", weight_decay=0.2)
+LION = OptimizerConfig(
+    name="lion", learning_rate=0.01, schedule="constant", warmup_steps=0, weight_decay=0.5,
+    options={"beta1": 0.8, "beta2": 0.95},
+)  # fmt: skip
 ARGUMENTS = optimizer_arguments(CONFIG, steps=100)
 MATRIX = ParamSpec((4, 8, 6), ("layers", "embed", "mlp"), matrix=True, decay=True)
 SPECS = {
@@ -43,26 +47,45 @@ def adamw64(gradients, weight, decay):
     return weight, first, second
 
 
+def lion64(gradients, weight, decay):
+    """Chen et al. 2023, algorithm 2, with LION's numbers."""
+    weight = weight.astype(np.float64)
+    momentum = np.zeros_like(weight)
+    for gradient in gradients:
+        direction = np.sign(0.8 * momentum + 0.2 * gradient.astype(np.float64))
+        weight = weight - 0.01 * (direction + decay * weight)
+        momentum = 0.95 * momentum + 0.05 * gradient
+    return weight, momentum
+
+
 MASTER, *GRADIENTS = make_trees(SPECS, 6)
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return run_optimizer(CONFIG, SPECS, LAYOUT, GRADIENTS, MASTER, mesh=mesh_of(pipe=2, fsdp=2, tensor=2))
+@pytest.fixture(scope="module", params=[(CONFIG, adamw64), (LION, lion64)], ids=["adamw", "lion"])
+def trained(request: pytest.FixtureRequest):
+    mesh = mesh_of(pipe=2, fsdp=2, tensor=2)
+    return *request.param, run_optimizer(request.param[0], SPECS, LAYOUT, GRADIENTS, MASTER, mesh=mesh)
 
 
 PATHS = [(jax.tree_util.keystr(path), spec) for path, spec in jax.tree_util.tree_leaves_with_path(SPECS)]
 
 
 @pytest.mark.parametrize(("path", "spec"), PATHS, ids=[path for path, _ in PATHS])
-def test_five_steps_equal_adamw_in_float64(path, spec, trained):
+def test_five_steps_equal_the_rule_in_float64(path, spec, trained):
     def leaf(tree):
         return {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree)}[path]
 
-    weights, state = trained
-    expected = adamw64([leaf(g) for g in GRADIENTS], leaf(MASTER), 0.2 if spec.decay else 0.0)
-    for value, reference in zip((weights, state["mu"], state["nu"]), expected, strict=True):
-        np.testing.assert_allclose(leaf(value), reference, rtol=1e-5, atol=1e-6)
+    config, rule, (weights, state) = trained
+    weight, *moments = rule([leaf(g) for g in GRADIENTS], leaf(MASTER), config.weight_decay if spec.decay else 0.0)
+    np.testing.assert_allclose(leaf(weights), weight, rtol=1e-5, atol=1e-6)
+    for name, moment in zip(("mu", "nu"), moments, strict=False):
+        np.testing.assert_allclose(leaf(state[name]), moment, rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_without_gradient_stays_where_it_is_under_lion():
+    spec, weight = {"w": ParamSpec((3,), ("norm",))}, {"w": np.float32([1, -2, 0])}
+    weights, _ = run_optimizer(LION, spec, {"w": P()}, [{"w": np.zeros(3, np.float32)}], weight)
+    np.testing.assert_array_equal(weights["w"], weight["w"])
 
 
 def test_decay_moves_only_the_weights_that_ask_for_it():

@@ -10,10 +10,39 @@ from tests.pipeline.any_schedule import any_schedule
 from tests.sentences import refused
 
 F, B, W = Kind
+ORDERS = [
+    ("one-stage", (1, 3, 1), 0, "0F0 0B0 0F1 0B1 0F2 0B2"),
+    # From the figures of the papers: GPipe's 2c and PipeDream-Flush's 2; Megatron-LM's 4 cut down to two ranks.
+    ("gpipe", (4, 4, 1), 2, "2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3"),
+    ("1f1b", (4, 8, 1), 0, "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4 0B5 0B6 0B7"),
+    ("1f1b", (4, 8, 1), 3, "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7"),
+    ("interleaved", (2, 4, 2), 0, "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3"),
+    ("interleaved", (2, 4, 2), 1, "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3"),
+    ("breadth-first", (2, 3, 2), 1, "1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B1 3B2 1B0 1B1 1B2"),
+    ("zb-h1", (3, 4, 1), 0, "0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3"),
+    ("zb-h1", (3, 4, 1), 2, "2F0 2B0 2F1 2B1 2F2 2B2 2W0 2F3 2B3 2W1 2W2 2W3"),
+    # As DeepSeek's program runs it, with B as B and W (torch 2.9's ScheduleDualPipeV has the same).
+    ("dualpipe-v", (4, 10, 2), 0,
+     "0F0 0F1 0F2 0F3 0F4 0F5 0F6 7F0 7B0 7W0 7F1 7B1 7W1 7F2 7B2 7W2 7F3 0F7 7B3 7W3 7F4 0B0 0W0 0F8 7B4 7W4 7F5 "
+     "0B1 0W1 0F9 7B5 7W5 7F6 0B2 0W2 7B6 7W6 7F7 0B3 0W3 7B7 7W7 7F8 0B4 0W4 7B8 7W8 7F9 0B5 0W5 7B9 7W9 0B6 0W6 0B7 "
+     "0W7 0B8 0W8 0B9 0W9"),
+    ("dualpipe-v", (4, 10, 2), 2,
+     "2F0 2F1 2F2 5F0 2F3 5F1 2F4 5F2 5B0 5W0 5F3 2F5 5B1 5W1 5F4 2B0 2W0 2F6 5B2 5W2 5F5 2B1 2W1 2F7 5B3 5W3 5F6 "
+     "2B2 2W2 2F8 5B4 5W4 5F7 2B3 2W3 2F9 5B5 5W5 5F8 2B4 2W4 5B6 5W6 5F9 2B5 2W5 5B7 5W7 2B6 2W6 5B8 5W8 2B7 5B9 2B8 "
+     "2W7 2B9 5W9 2W8 2W9"),
+    ("dualpipe-v", (4, 10, 2), 3,
+     "3F0 4F0 3F1 4F1 3F2 4F2 3F3 4F3 3F4 4B0 4W0 4F4 3B0 3W0 3F5 4B1 4W1 4F5 3B1 3W1 3F6 4B2 4W2 4F6 3B2 3W2 3F7 "
+     "4B3 4W3 4F7 3B3 3W3 3F8 4B4 4W4 4F8 3B4 3W4 3F9 4B5 4W5 4F9 3B5 3W5 4B6 4W6 3B6 3W6 4B7 4W7 3B7 3W7 4B8 3B8 4B9 "
+     "3B9 4W8 3W8 4W9 3W9"),
+]  # fmt: skip
+"""Schedule, its ranks, microbatches and virtual stages, a rank, and what that does."""
 
 
-def words(schedule: Schedule, rank: int) -> str:
-    return " ".join(map(str, schedule.orders[rank]))
+@pytest.mark.parametrize(("name", "sizes", "rank", "order"), ORDERS)
+def test_a_rank_takes_its_actions_in_the_published_order(name: str, sizes: tuple[int, int, int], rank: int, order: str):
+    ranks, microbatches, virtual_stages = sizes
+    schedule = make_schedule(name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
+    assert " ".join(map(str, schedule.orders[rank])) == order
 
 
 def test_an_action_is_written_as_chunk_kind_microbatch_and_read_back():
@@ -26,72 +55,6 @@ def test_an_action_is_written_as_chunk_kind_microbatch_and_read_back():
 def test_what_is_no_action_is_refused_with_an_example(text: str):
     with refused("is not an action", "as in 2F0", error=ScheduleError):
         parse_action(text)
-
-
-def test_one_stage_takes_each_microbatch_forward_and_backward_in_turn():
-    schedule = make_schedule("one-stage", ranks=1, microbatches=3)
-    assert (schedule.ranks, schedule.microbatches) == (1, 3)
-    assert [[" ".join(map(str, rank)) for rank in tick] for tick in schedule.ticks] == [
-        ["0F0 0B0"], ["0F1 0B1"], ["0F2 0B2"],
-    ]  # fmt: skip
-    ((kinds, ticks),) = make_schedule("one-stage", ranks=1, microbatches=4).runs()
-    assert (kinds, len(ticks)) == ({F, B}, 4)
-
-
-# From the figures of the papers: GPipe's 2c and PipeDream-Flush's 2 for four ranks; Megatron-LM's 4 cut down to two.
-def test_gpipe_goes_forward_with_all_microbatches_first():
-    schedule = make_schedule("gpipe", ranks=4, microbatches=4)
-    assert words(schedule, 2) == "2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3"
-
-
-def test_1f1b_warms_up_by_the_ranks_that_follow_and_then_alternates():
-    schedule = make_schedule("1f1b", ranks=4, microbatches=8)
-    assert words(schedule, 0) == "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4 0B5 0B6 0B7"
-    assert words(schedule, 3) == " ".join(f"3F{m} 3B{m}" for m in range(8))
-
-
-def test_interleaved_takes_groups_of_microbatches_through_one_chunk_after_the_other():
-    schedule = make_schedule("interleaved", ranks=2, microbatches=4, virtual_stages=2)
-    assert words(schedule, 0) == "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3"
-    assert words(schedule, 1) == "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3"
-
-
-def test_breadth_first_runs_all_microbatches_through_a_chunk_at_a_time_and_chunks_in_reverse_on_the_way_back():
-    schedule = make_schedule("breadth-first", ranks=2, microbatches=3, virtual_stages=2)
-    assert words(schedule, 1) == "1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B1 3B2 1B0 1B1 1B2"
-
-
-def test_zb_h1_delays_w_by_as_many_microbatches_as_the_rank_has_before_it():
-    schedule = make_schedule("zb-h1", ranks=3, microbatches=4)
-    assert words(schedule, 0) == "0F0 0F1 0F2 0B0 0W0 0F3 0B1 0W1 0B2 0W2 0B3 0W3"
-    assert words(schedule, 2) == "2F0 2B0 2F1 2B1 2F2 2B2 2W0 2F3 2B3 2W1 2W2 2W3"
-
-
-# The schedule for four ranks and ten microbatches as DeepSeek's program runs it, with B as B and W (torch 2.9's
-# ScheduleDualPipeV has the same).
-DUALPIPE_V = {
-    0: "0F0 0F1 0F2 0F3 0F4 0F5 0F6 7F0 7B0 7W0 7F1 7B1 7W1 7F2 7B2 7W2 7F3 0F7 7B3 7W3 7F4 0B0 0W0 0F8 7B4 7W4 7F5 "
-    "0B1 0W1 0F9 7B5 7W5 7F6 0B2 0W2 7B6 7W6 7F7 0B3 0W3 7B7 7W7 7F8 0B4 0W4 7B8 7W8 7F9 0B5 0W5 7B9 7W9 0B6 0W6 0B7 "
-    "0W7 0B8 0W8 0B9 0W9",
-    2: "2F0 2F1 2F2 5F0 2F3 5F1 2F4 5F2 5B0 5W0 5F3 2F5 5B1 5W1 5F4 2B0 2W0 2F6 5B2 5W2 5F5 2B1 2W1 2F7 5B3 5W3 5F6 "
-    "2B2 2W2 2F8 5B4 5W4 5F7 2B3 2W3 2F9 5B5 5W5 5F8 2B4 2W4 5B6 5W6 5F9 2B5 2W5 5B7 5W7 2B6 2W6 5B8 5W8 2B7 5B9 2B8 "
-    "2W7 2B9 5W9 2W8 2W9",
-    3: "3F0 4F0 3F1 4F1 3F2 4F2 3F3 4F3 3F4 4B0 4W0 4F4 3B0 3W0 3F5 4B1 4W1 4F5 3B1 3W1 3F6 4B2 4W2 4F6 3B2 3W2 3F7 "
-    "4B3 4W3 4F7 3B3 3W3 3F8 4B4 4W4 4F8 3B4 3W4 3F9 4B5 4W5 4F9 3B5 3W5 4B6 4W6 3B6 3W6 4B7 4W7 3B7 3W7 4B8 3B8 4B9 "
-    "3B9 4W8 3W8 4W9 3W9",
-}
-
-
-@pytest.mark.parametrize("rank", DUALPIPE_V)
-def test_dualpipe_v_is_that_of_its_authors(rank: int):
-    assert words(make_schedule("dualpipe-v", ranks=4, microbatches=10), rank) == DUALPIPE_V[rank]
-
-
-def test_chunks_lie_round_and_round_or_in_a_v():
-    assert make_schedule("interleaved", ranks=2, microbatches=2, virtual_stages=3).rank_of == (0, 1, 0, 1, 0, 1)
-    schedule = make_schedule("zb-v", ranks=3, microbatches=3)
-    assert schedule.rank_of == (0, 1, 2, 2, 1, 0)
-    assert schedule.chunks_of == ((0, 5), (1, 4), (2, 3))
 
 
 @settings(deadline=None, max_examples=80)

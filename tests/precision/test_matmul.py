@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.config import Config
 from jaxpar.config.axes import STREAM_AXES
 from jaxpar.config.mappings.matmul import MatmulOptions
+from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.build import mapped
 from jaxpar.precision.dense import products
@@ -20,6 +22,7 @@ from jaxpar.precision.scale import largest_of, largest_over, quantize, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
 from tests.nonzero_gradients import nonzero_gradients
 from tests.same_bits import assert_same_bits
+from tests.sentences import named
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
 
@@ -56,8 +59,8 @@ def test_codes_saturate_and_their_scale_rounds_nothing():
 
 
 def bound(a: np.ndarray, b: np.ndarray, forms: tuple[str, str], scales: list[float]) -> np.ndarray:
-    """Of |product of codes - product| for matrices in float64: each operand is off by a share of itself, or by half of
-    the format's smallest number."""
+    """A bound of |product of codes - product| in float64: each operand is off by a share of itself, or by half of the
+    format's smallest number."""
     least = {E4M3: 2.0**-10, E5M2: 2.0**-17}
     errors = [
         np.abs(x) * STEP[form] + least[form] * scale for x, form, scale in zip((a, b), forms, scales, strict=True)
@@ -127,44 +130,32 @@ def test_a_split_tensor_has_the_largest_magnitude_of_the_whole(axes: dict[str, i
 ALL = MatmulOptions(exclude=("head", "router"), first_layers=1, last_layers=0)
 MODEL = {"layers": 4, "embed": 64, "mlp": 128, "kv_heads": 2, "head_dim": 16}
 
-LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
-    "tensor, context and shards, recomputed": {
-        "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "microbatches": 2},
-        "memory": {"remat": "full"},
-    },
-    "rings": {"parallel": {"fsdp": 2, "tensor": 2, "microbatches": 2, "overlap": {"tensor": "ring"}}},
-    "more tensor ranks than heads of keys": {"parallel": {"tensor": 4, "microbatches": 2}},
-    "pipeline": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}},
-    "split backward": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "zb-h1"}},
-    "branching ticks": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "pipe_ticks": "branching"}},
-    "held chunks": {
-        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "breadth-first", "virtual_stages": 2}
-    },
-    "layers on the host": {
-        "parallel": {"fsdp": 2, "microbatches": 2},
-        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
-    },
-    "ring of keys under ZeRO-2": {
-        "parallel": {"fsdp": 2, "context": 2, "zero": 2, "context_strategy": "ring", "microbatches": 2}
-    },
-    "replicas and heads in turn under ZeRO-1": {
-        "parallel": {
-            "replica": 2, "fsdp": 2, "context": 2, "zero": 1, "context_strategy": "ulysses", "microbatches": 2,
-        }
-    },
-    "split backward of two chunks": {
-        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "zb-v", "virtual_stages": 2}
-    },
-    "activations and optimizer on the host": {
-        "parallel": {"fsdp": 4, "microbatches": 2},
-        "memory": {"remat": {"preset": "full", "layer_input": "offload"}, "optimizer_offload": "host"},
-    },
-}  # fmt: skip
+TWO_STAGES = "parallel.pipe=2 | parallel.fsdp=2 | parallel.microbatches=2"
+LAYOUTS = named("""
+    tensor, context and shards, recomputed: parallel.fsdp=2 | parallel.tensor=2 | parallel.context=2 |
+        parallel.microbatches=2 | memory.remat=full
+    rings: parallel.fsdp=2 | parallel.tensor=2 | parallel.microbatches=2 | parallel.overlap.tensor=ring
+    more tensor ranks than heads of keys: parallel.tensor=4 | parallel.microbatches=2
+    pipeline: TWO_STAGES
+    split backward: TWO_STAGES | parallel.schedule=zb-h1
+    branching ticks: TWO_STAGES | parallel.pipe_ticks=branching
+    held chunks: TWO_STAGES | parallel.schedule=breadth-first | parallel.virtual_stages=2
+    layers on the host: parallel.fsdp=2 | parallel.microbatches=2 | memory.optimizer_offload=host |
+        memory.weights_offload=host
+    ring of keys under ZeRO-2: parallel.fsdp=2 | parallel.context=2 | parallel.zero=2 |
+        parallel.context_strategy=ring | parallel.microbatches=2
+    replicas and heads in turn under ZeRO-1: parallel.replica=2 | parallel.fsdp=2 | parallel.context=2 |
+        parallel.zero=1 | parallel.context_strategy=ulysses | parallel.microbatches=2
+    split backward of two chunks: TWO_STAGES | parallel.schedule=zb-v | parallel.virtual_stages=2
+    activations and optimizer on the host: parallel.fsdp=4 | parallel.microbatches=2 |
+        memory.remat={preset: full, layer_input: offload} | memory.optimizer_offload=host
+    """, TWO_STAGES=TWO_STAGES)  # fmt: skip
+ONE_DEVICE = ["parallel.microbatches=2"]
 
 
-def config_of(sections: dict[str, dict[str, Any]], matmul: str | None = "fp8_current") -> Any:
+def config_of(overrides: list[str], matmul: str | None = "fp8_current") -> Config:
     precision = {} if matmul is None else {"matmul": matmul, "matmul_options": ALL}
-    return small(**sections | {"model": MODEL, "precision": precision})
+    return with_overrides(small(model=MODEL, precision=precision), overrides)
 
 
 def size_of(tree: Any) -> float:
@@ -177,7 +168,7 @@ def apart(found: Any, wanted: Any) -> float:
 
 @cache
 def _reference(matmul: str | None) -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(config_of({"parallel": {"microbatches": 2}}, matmul)))
+    return nonzero_gradients(SmallRun(config_of(ONE_DEVICE, matmul)))
 
 
 @pytest.mark.matrix(ci=2)
@@ -195,13 +186,13 @@ def test_layouts_give_the_numbers_of_one_device(name: str):
     "activations and optimizer on the host",
 ])  # fmt: skip
 def test_layouts_give_the_numbers_of_one_device_with_scales_of_earlier_steps(name: str):
-    """Of an empty window: 1, and of gradients 1 / tokens."""
+    """Scales of an empty window are 1, and those of gradients 1 / tokens."""
     assert_numbers_of_one_device("fp8_delayed", name)
 
 
 @cache
 def _losses_of_one_device() -> list[float]:
-    return SmallRun(config_of({"parallel": {"microbatches": 2}}, "fp8_delayed")).train(3)[0]
+    return SmallRun(config_of(ONE_DEVICE, "fp8_delayed")).train(3)[0]
 
 
 @pytest.mark.long
@@ -228,9 +219,9 @@ def assert_numbers_of_one_device(matmul: str, name: str) -> None:
 @pytest.mark.long
 def test_a_split_backward_has_the_bits_of_a_whole_one():
     """The products that come later have the codes and scales of the first: the sums are the same, in the same order."""
-    pipeline = {"pipe": 2, "microbatches": 2}
+    pipeline = ["parallel.pipe=2", "parallel.microbatches=2"]
     whole, split = (
-        nonzero_gradients(SmallRun(config_of({"parallel": pipeline | {"schedule": schedule}})))
+        nonzero_gradients(SmallRun(config_of([*pipeline, f"parallel.schedule={schedule}"])))
         for schedule in ("1f1b", "zb-h1")
     )
     assert_same_bits(split, whole)

@@ -149,13 +149,16 @@ def goes_on_with(first: First, listener: socket.socket) -> None:
     client.join(seconds(20))
 
 
-def test_the_first_process_of_a_number_stays_and_the_second_is_refused(first: First):
+def test_the_first_process_of_a_number_stays_and_each_other_is_refused(first: First):
     with call(first.address, hello(1, 3, host="node-a")) as listener:
         assert receive(listener)["welcome"]
         with call(first.address, hello(1, 3)) as second:
             assert receive(listener) == {"ask": True}
-            listener.sendall(line({"here": True}))
-            assert receive(second) == {"refused": "process 1 is there already, on node-a"}
+            with call(first.address, hello(1, 3)) as third:
+                time.sleep(0.3)
+                listener.sendall(line({"here": True}))
+                for other in (second, third):
+                    assert receive(other) == {"refused": "process 1 is there already, on node-a"}
         goes_on_with(first, listener)
     first.join()
     assert first.hosts[1] == "node-a"
@@ -172,18 +175,6 @@ def test_silent_clients_with_its_number_do_not_keep_a_process_out(
         assert receive(lost[0])["welcome"]
         first.complete()
     assert first.hosts[1] == socket.gethostname() and first.reported == []
-
-
-def test_each_of_several_with_the_number_of_a_process_that_is_there_is_refused(first: First):
-    with call(first.address, hello(1, 3, host="node-a")) as listener:
-        assert receive(listener)["welcome"]
-        with call(first.address, hello(1, 3)) as second:
-            assert receive(listener) == {"ask": True}
-            with call(first.address, hello(1, 3)) as third:
-                time.sleep(0.3)
-                listener.sendall(line({"here": True}))
-                for other in (second, third):
-                    assert receive(other) == {"refused": "process 1 is there already, on node-a"}
 
 
 def test_refusals_are_named_when_somebody_is_missing(address: str):
@@ -210,7 +201,7 @@ def test_what_a_client_sends_is_printed_and_kept_without_control_characters(firs
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[bytes], str]]:
-    """What a process states that comes to somebody who is not process 0 and says this."""
+    """The sentence of a process that comes to somebody who is not process 0 and says this."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve(sent: bytes) -> None:

@@ -195,12 +195,8 @@ def test_a_backward_with_products_of_two_is_not_split(mixer: str):
 
 
 def test_settings_that_no_layer_reads_are_refused():
-    for key, value in (
-        ("qk_norm", True),
-        ("attention_bias", "qkv"),
-        ("attention_sinks", True),
-        ("attention_scale", 0.5),
-    ):
+    settings = {"qk_norm": True, "attention_bias": "qkv", "attention_sinks": True, "attention_scale": 0.5}
+    for key, value in settings.items():
         with refused(f"model.{key}", "mamba2"):
             run_of("mamba2", {key: value})
         assert run_of("mamba2", hybrid("mamba2") | {key: value}).config.model, "layers of attention read it"
@@ -219,17 +215,6 @@ def test_what_they_cannot_be_is_refused():
         run_of("gla", {"linear_attention": LinearAttentionConfig(taps=3)})
     with refused("model.linear_attention.key_dim", "8", "short_conv"):
         run_of("short_conv", {"linear_attention": LinearAttentionConfig(key_dim=8)})
-    with refused("model.kinds.state.window", "16", "short_conv", "4"):
-        run_of(
-            "short_conv",
-            {
-                "layers": 4,
-                "kinds": {"state": {"mixer": "short_conv", "window": 16}, "full": {"window": 8}},
-                "pattern": Pattern(("state", "full")),
-                "mixer": "attention",
-                "linear_attention": None,
-            },
-        )
     with refused("model.attention_bias: true", "relu_gla", "qkv"):
         run_of("relu_gla", {"attention_bias": True})
     with refused("model.window", "16", "mamba2"):
@@ -251,6 +236,7 @@ def test_what_they_cannot_be_is_refused():
     ("mixer", "kind", "words"),
     [
         ("mamba2", {"window": 16}, ("model.kinds.state.window: 16", "model.kinds.state.mixer: mamba2")),
+        ("short_conv", {"window": 16}, ("model.kinds.state.window", "16", "short_conv", "4")),
         ("gla", {"linear_attention": {"key_heads": 3}}, ("model.kinds.state.linear_attention.key_heads: 3", "8")),
         ("kimi_delta", {"linear_attention": {"key_heads": 2}}, ("model.kinds.state.linear_attention.key_heads: 2",)),
         ("retention", {"linear_attention": {"key_dim": 2}}, ("model.kinds.state.linear_attention.key_dim: 2",)),

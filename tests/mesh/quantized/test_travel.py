@@ -15,14 +15,14 @@ from jaxpar.mesh.quantized.blocks import LARGEST, row_bytes
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.mesh.quantized.travel import gather_hpz, gather_shards, gather_stored, reduce_shards, scatter_shards
 from tests.sentences import refused
-from tests.traced import mesh_of, operations, sent_by_groups
+from tests.traced import mesh_of, sent_by_groups
 
 SIZES = {"fsdp": 4, "context": 2}
 SHARDS = ("fsdp", "context")
 RANKS, NODE = 8, 4
 MESH = mesh_of(**SIZES)
 SHAPE = (8, 16, 40)
-"""Of a whole weight; its second dim is sharded."""
+"""The shape of a whole weight; its second dim is sharded."""
 WHOLE = np.random.default_rng(0).standard_normal((RANKS, *SHAPE)).astype(np.float32)
 """On each rank."""
 ELEMENTS = prod(SHAPE)
@@ -150,16 +150,3 @@ def test_a_value_that_all_ranks_hold_alike_is_refused(function: Any):
     program = jax.shard_map(own, mesh=MESH, in_specs=P("context"), out_specs=P("context"))
     with refused("same on all ranks", "fsdp", error=ValueError):
         jax.eval_shape(program, jax.ShapeDtypeStruct((8, 16, 4), jnp.float32))
-
-
-def test_quantized_programs_send_nothing_but_codes():
-    transport = Transport(weight="int8", gradient="int4", node_devices=NODE)
-    program = on_ranks(
-        lambda x: scatter_shards(gather_shards(x, SHARDS, 1, transport), SHARDS, 1, transport), P(SHARDS)
-    )
-    moves = [
-        equation.invars[0].aval.dtype.name
-        for equation, _ in operations(program, shards(WHOLE[0]))
-        if equation.primitive.name in ("all_gather", "all_to_all", "reduce_scatter", "psum_invariant")
-    ]
-    assert moves == ["uint8"] * 3

@@ -23,12 +23,15 @@ def events(schedule, **durations):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
-def test_each_rank_has_a_track_with_its_actions(schedule):
+def test_each_rank_has_a_track_with_its_actions_and_a_counter_of_the_chunks_in_flight(schedule):
     simulation, found = events(schedule)
     boxes = {(e["tid"], e["name"], e["ts"], e["ts"] + e["dur"]) for e in found["X"]}
     assert boxes == {(e.rank, str(e.action), e.start * UNIT, e.end * UNIT) for e in simulation.timeline}
     names = {e["tid"]: e["args"]["name"] for e in found["M"] if e["name"] == "thread_name"}
     assert names == {rank: f"rank {rank}" for rank in range(schedule.ranks)}
+    for rank, peak in enumerate(simulation.peak_in_flight):
+        counts = [e["args"]["chunks"] for e in found["C"] if e["name"] == f"in flight, rank {rank}"]
+        assert (max(counts), counts[-1]) == (peak, 0)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
@@ -49,11 +52,3 @@ def test_arrows_lead_from_what_sends_to_what_uses_it(schedule):
         assert target["args"]["microbatch"] == source["args"]["microbatch"]
         assert ends[number]["ts"] >= source["ts"] + source["dur"] + UNIT / 2
         assert source["tid"] != target["tid"]
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
-def test_counters_rise_to_the_chunks_in_flight_and_fall_to_none(schedule):
-    simulation, found = events(schedule)
-    for rank, peak in enumerate(simulation.peak_in_flight):
-        counts = [e["args"]["chunks"] for e in found["C"] if e["name"] == f"in flight, rank {rank}"]
-        assert (max(counts), counts[-1]) == (peak, 0)

@@ -72,17 +72,6 @@ def test_where_ranks_branch_slots_are_those_of_the_published_order(schedule: Sch
     assert slots["kept"] == max(peak.kept for peak in peaks)
 
 
-@pytest.mark.parametrize(
-    ("name", "stash", "kept"),
-    [("gpipe", 8, 0), ("1f1b", 7, 0), ("interleaved", 11, 0), ("zb-uniform", 7, 4), ("v-half", 8, 4)],
-)
-def test_slots_of_four_ranks_and_eight_microbatches(name: str, stash: int, kept: int):
-    """1F1B in uniform ticks keeps 2p - 1: what a rank makes in a tick, others have from the next one on. Interleaved
-    keeps Megatron's warm-up and one, 2(p - 1) + (v - 1)p + 1; W waits for p - 1 ticks."""
-    slots = make_program(make_schedule(name, ranks=4, microbatches=8)).slots
-    assert (slots["stash"], slots["kept"]) == (stash, kept)
-
-
 @ANY
 @given(any_schedule())
 def test_forwards_alone_need_no_stash(schedule: Schedule):

@@ -1,7 +1,5 @@
 """Simulated bubbles and chunks in flight are those of the papers' closed formulas."""
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,29 +42,6 @@ def test_chunks_in_flight_for_actions_of_one_length(schedule: Schedule):
     published, lockstep = simulate(schedule, UNIT), simulate(schedule, UNIT, mode="lockstep")
     for simulation, formula in ((published, published_in_flight), (lockstep, lockstep_in_flight)):
         assert formula(schedule) in (None, simulation.peak_in_flight)
-
-
-# p = 4, m = 8, in units of one F, with F = B = W of a chunk: 1F1B's 3 (F + B + W) and what others make of it.
-@pytest.mark.parametrize(
-    ("name", "virtual_stages", "bubble", "lockstep", "in_flight"),
-    [
-        ("gpipe", 1, 9, 9, (8, 8, 8, 8)),
-        ("1f1b", 1, 9, 9, (4, 3, 2, 1)),
-        ("interleaved", 2, 9, 9, (11, 9, 7, 5)),
-        ("breadth-first", 2, 9, 9, (16, 16, 16, 16)),
-        ("zb-h1", 1, 3, 6, (4, 4, 4, 4)),
-        ("zb-uniform", 1, 3, 6, (7, 6, 5, 4)),
-        ("zb-v", 2, 3, 12, (8, 8, 8, 8)),
-        ("dualpipe-v", 2, 3, 13, (9, 9, 9, 9)),
-        ("v-half", 2, 9, 12, (6, 6, 6, 6)),
-    ],
-)
-def test_the_schedules_side_by_side(name: str, virtual_stages: int, bubble: int, lockstep: int, in_flight: tuple):
-    schedule = make_schedule(name, ranks=4, microbatches=8, virtual_stages=virtual_stages)
-    simulation = simulate(schedule, UNIT)
-    assert simulation.bubble == bubble
-    assert simulation.peak_in_flight == in_flight
-    assert simulate(schedule, UNIT, mode="lockstep").bubble == lockstep
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
@@ -135,23 +110,6 @@ def in_blocks(orders: list[list[tuple[Action, ...]]], times: dict[Kind, int]) ->
                 ended |= dict.fromkeys(block, free[rank])
                 at[rank] += 1
     return max(free)
-
-
-@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (4, 8), (4, 9)])
-def test_transfers_lengthen_gpipe_by_one_way_down_and_one_way_up(p: int, m: int):
-    transfer = Fraction(1, 3)
-    simulation = simulate(make_schedule("gpipe", ranks=p, microbatches=m), Durations(1, 2, transfer=transfer))
-    assert simulation.makespan == (m + p - 1) * 3 + 2 * (p - 1) * transfer
-
-
-@pytest.mark.parametrize("p", [2, 3, 4])
-def test_transfers_lengthen_1f1b_by_a_round_trip_for_every_p_microbatches(p: int):
-    """Pipette (arXiv:2405.18093): floor(m / p) (p (F + B) + T_p2p), where T_p2p is all hops of a microbatch."""
-    transfer, makespan = Fraction(1, 4), {}
-    for m in (2 * p, 3 * p, 4 * p):
-        schedule = make_schedule("1f1b", ranks=p, microbatches=m)
-        makespan[m] = simulate(schedule, Durations(1, 2, transfer=transfer)).makespan
-    assert makespan[3 * p] - makespan[2 * p] == makespan[4 * p] - makespan[3 * p] == 3 * p + 2 * (p - 1) * transfer
 
 
 def test_there_is_no_formula_for_uneven_chunks_heads_and_transfers():

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 
 from jaxpar.pipeline.schedules import Kind, Schedule, make_schedule, parse_action
-from jaxpar.pipeline.timing.in_flight import ChunkBytes, Peak, lockstep_peaks, orders_of, peak, published_peaks
+from jaxpar.pipeline.timing.in_flight import ChunkBytes, Peak, lockstep_peaks, orders_of, peak
 from tests.pipeline.any_schedule import any_schedule
 
 
@@ -23,14 +23,6 @@ def test_bytes_of_a_chunk_change_from_stash_to_kept_when_b_ends():
     assert peak(actions("1F0 1B0 1F1 1B1 1W0 1W1"), True, sizes).bytes == 3 + 10
     assert peak(actions("1F0 1B0 1W0 1F1 1B1 1W1"), True, sizes).bytes == 10
     assert peak(actions("0F0 0F1 0B0 0B1"), False, sizes).bytes == 200
-
-
-def test_1f1b_keeps_twice_as_much_in_uniform_ticks():
-    """A microbatch needs a tick for each rank on its way there and back, and every tick brings a new one."""
-    schedule = make_schedule("1f1b", ranks=4, microbatches=12)
-    assert [p.in_flight for p in published_peaks(schedule)] == [4, 3, 2, 1]
-    assert [p.in_flight for p in lockstep_peaks(schedule)] == [7, 5, 3, 1]
-    assert [p.bytes for p in lockstep_peaks(schedule, ChunkBytes(stash=5))] == [35, 25, 15, 5]
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,11 +1,10 @@
-"""kill -9 of the training command: the same command, given again until it ends, makes the run that was never killed."""
+"""The training command that is ended by a signal: given again, it makes the run that was never stopped."""
 
 import json
 import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,28 +44,6 @@ def finish(file: Path) -> str:
     return out
 
 
-def check_against_uninterrupted(config: Config, folder: Path, **sections: dict[str, Any]) -> None:
-    steps = config.run.steps
-    whole = run_config(folder, steps, parallel=MESH, **sections)
-    fit(whole)
-    found = losses(config)
-    assert found == losses(whole)
-    assert list(found) == list(range(1, steps + 1))
-    assert_same_bits(saved_state(config, steps), saved_state(whole, steps))
-    summary = json.loads((folder_of(config) / "summary.json").read_text())
-    assert (summary["steps"], summary["loss"]) == (steps, found[steps])
-
-
-@pytest.mark.long
-def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tmp_path: Path):
-    config = run_config(tmp_path, 12, parallel=MESH, checkpoint={"every": 3})
-    file = write_config(config, tmp_path / "run.yaml")
-    assert killed_after(config, file, lines=7, delay_s=0.0)
-    out = finish(file)
-    assert "Continuing with step " in out
-    check_against_uninterrupted(config, tmp_path / "whole")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
 def test_the_command_ends_with_code_0_on_a_signal_and_goes_on_when_given_again(
@@ -85,4 +62,9 @@ def test_the_command_ends_with_code_0_on_a_signal_and_goes_on_when_given_again(
     assert 5 <= stopped < 200
     assert (folder_of(config) / "checkpoints" / f"{stopped:08d}").is_dir()
     assert f"Continuing with step {stopped + 1} of 200" in finish(file)
-    check_against_uninterrupted(config, tmp_path / "whole", optimizer={"decay_steps": 300})
+    fit(whole := run_config(tmp_path / "whole", 200, parallel=MESH, optimizer={"decay_steps": 300}))
+    found = losses(config)
+    assert found == losses(whole) and list(found) == list(range(1, 201))
+    assert_same_bits(saved_state(config, 200), saved_state(whole, 200))
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert (summary["steps"], summary["loss"]) == (200, found[200])

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,8 @@ def config(tmp_path: Path) -> Config:
 
 
 def overrides(port: int, rank: int, *more: str) -> list[str]:
-    return [
-        f"distributed.coordinator=127.0.0.1:{port}",
-        "distributed.processes=2",
-        f"distributed.process_id={rank}",
-        *more,
-    ]
+    own = (f"coordinator=127.0.0.1:{port}", "processes=2", f"process_id={rank}")
+    return [*(f"distributed.{key}" for key in own), *more]
 
 
 def start_two(config: Config, *more: str) -> list[subprocess.Popen[str]]:
@@ -73,19 +68,13 @@ def hit(config: Config, victim: int, number: signal.Signals, *more: str, within_
 
 
 @pytest.mark.long
-def test_a_process_killed_in_a_step_is_named_by_the_other(config: Config):
-    code, message = hit(config, 1, signal.SIGKILL, within_s=seconds(10))
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_killed_in_a_step_is_named_by_the_other(config: Config, victim: int):
+    """JAX's coordination service dies with process 0, which ends the others with SIGABRT where nothing prevents it."""
+    code, message = hit(config, victim, signal.SIGKILL, within_s=seconds(10))
     assert code == 1
-    assert message.startswith(f"jaxpar: process 1 on {HOST} died (it was ")
-    assert " step " in message and message.endswith(ENDS)
-
-
-@pytest.mark.long
-def test_process_0_killed_in_a_step_is_named_by_the_other(config: Config):
-    """JAX's coordination service dies with it, which ends the others with SIGABRT where nothing prevents it."""
-    code, message = hit(config, 0, signal.SIGKILL, within_s=seconds(10))
-    assert code == 1
-    assert message.startswith(f"jaxpar: process 0 on {HOST} died (it was ") and message.endswith(ENDS)
+    assert message.startswith(f"jaxpar: process {victim} on {HOST} died (it was ") and message.endswith(ENDS)
+    assert victim == 0 or " step " in message
 
 
 @pytest.mark.matrix(ci=1)
@@ -117,11 +106,8 @@ def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim:
     ],
 )
 def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_at: str, message: str):
-    file, port, bell = (
-        write_config(config, Path(config.run.dir) / "job.yaml"),
-        free_port(),
-        Path(config.run.dir, "bell"),
-    )
+    file, port = write_config(config, Path(config.run.dir) / "job.yaml"), free_port()
+    bell = Path(config.run.dir, "bell")
     limit = ["distributed.pause_timeout_s=45"] if sleeps_at == "compile" else []
     awake = start(file, *overrides(port, 0, *limit), devices=4)
     sleep = {"SLEEP_AT": sleeps_at, "BELL": str(bell)}
@@ -140,48 +126,33 @@ def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_
     assert took > 45, "the limit of a step is kept, and not cut short"
 
 
-def client(port: int, then: Callable[[socket.socket], None]) -> threading.Thread:
-    """Process 1 as far as the meeting, and `then`."""
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ([], "died (it was starting, last heard of "),
+        pytest.param(["distributed.heartbeat_timeout_s=4"], "gave no sign of life for 4 s (", marks=pytest.mark.long),
+    ],
+    ids=["dies", "stops"],
+)
+def test_a_process_that_dies_or_stops_while_the_job_starts_is_named(config: Config, limit: list[str], said: str):
+    port, over = free_port(), threading.Event()
+    file = write_config(config, Path(config.run.dir) / "job.yaml")
+    first = start(file, *overrides(port, 0, *limit), devices=4)
 
     def join() -> None:
-        connection = meet(f"127.0.0.1:{port}", 2, 1, PATIENCE_S)[0].connection
-        then(connection)
+        """Process 1 as far as the meeting."""
+        with meet(f"127.0.0.1:{port}", 2, 1, PATIENCE_S)[0].connection:
+            over.wait(PATIENCE_S if limit else 0)
 
     thread = threading.Thread(target=join)
     thread.start()
-    return thread
-
-
-def test_a_process_that_dies_while_the_job_starts_is_named(config: Config):
-    port = free_port()
-    first = start(write_config(config, Path(config.run.dir) / "job.yaml"), *overrides(port, 0), devices=4)
-    thread = client(port, socket.socket.close)
-    code, message = last_words(first, PATIENCE_S)
-    thread.join()
-    assert code == 1
-    assert message.startswith(
-        f"jaxpar: process 1 on {HOST} died (it was starting, last heard of "
-    ) and message.endswith(ENDS)
-
-
-@pytest.mark.long
-def test_a_process_that_stops_while_the_job_starts_is_named(config: Config):
-    port, over = free_port(), threading.Event()
-    file = write_config(config, Path(config.run.dir) / "job.yaml")
-    first = start(file, *overrides(port, 0, "distributed.heartbeat_timeout_s=4"), devices=4)
-
-    def hold(connection: socket.socket) -> None:
-        with connection:
-            over.wait(PATIENCE_S)
-
-    thread = client(port, hold)
     try:
         code, message = last_words(first, PATIENCE_S)
     finally:
         over.set()
         thread.join()
     assert code == 1
-    assert message.startswith(f"jaxpar: process 1 on {HOST} gave no sign of life for 4 s")
+    assert message.startswith(f"jaxpar: process 1 on {HOST} {said}") and message.endswith(ENDS)
 
 
 @pytest.mark.long

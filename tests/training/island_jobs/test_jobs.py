@@ -1,6 +1,7 @@
 """Islands as full runs: their numbers, what they say, and folders and settings that are refused."""
 
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -103,26 +104,21 @@ def test_an_island_that_comes_late_joins_the_newest_round(tmp_path: Path):
     assert c.island.exchange.closed(4).accepted.keys() == {"c"}  # pyright: ignore[reportOptionalMemberAccess]
 
 
+def stop() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
 class Waiting(Recorder):
-    """Tells when the island waits for its quorum."""
+    """Calls something when the island waits for its quorum; by default this process is told to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Callable[[], None] = stop) -> None:
         super().__init__()
-        self.waits = Event()
+        self.then = then
 
     def message(self, text: str) -> None:
         super().message(text)
         if "waits for 2 islands" in text:
-            self.waits.set()
-
-
-class StoppedWaiting(Recorder):
-    """Sends SIGTERM to this process when the island waits for its quorum."""
-
-    def message(self, text: str) -> None:
-        super().message(text)
-        if "waits for 2 islands" in text:
-            signal.raise_signal(signal.SIGTERM)
+            self.then()
 
 
 @pytest.mark.long
@@ -130,16 +126,17 @@ def test_an_island_stops_while_it_waits_and_goes_on_bit_for_bit(tmp_path: Path):
     """It is saved before the exchange, which comes first when it continues."""
     keys: dict[str, Any] = {"islands": {"quorum": 2, "wait_s": 0.0}}
     peaceful = fit_together(*(island_config(tmp_path / "peaceful", name, **keys) for name in "ab"))
-    recorder = StoppedWaiting()
+    recorder = Waiting()
     island(island_config(tmp_path, "a", **keys)).fit([recorder])
     assert recorder.messages[-2:] == [
         "Round 0 is open; the same command first waits for it again.",
         "Stopped by SIGTERM after step 4 of 8, which is saved; the same command continues with step 5.",
     ]
-    run, again = island(island_config(tmp_path, "a", **keys)), Waiting()
+    run, waits = island(island_config(tmp_path, "a", **keys)), Event()
+    again = Waiting(waits.set)
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(run.fit, [again])
-        assert again.waits.wait(seconds(60))
+        assert waits.wait(seconds(60))
         assert not again.records  # no step before the exchange
         [(b, _)] = fit_together(island_config(tmp_path, "b", **keys))
         done.result()
@@ -153,7 +150,7 @@ def test_an_island_stops_while_it_waits_and_goes_on_bit_for_bit(tmp_path: Path):
 def test_a_stop_in_the_last_round_is_no_end_of_the_run(tmp_path: Path):
     keys: dict[str, Any] = {"islands": {"quorum": 2, "wait_s": 0.0}}
     with pytest.raises(UserError, match=r"stopped while the last round, 0, waited for other islands; the same command"):
-        island(island_config(tmp_path, "a", 4, **keys)).fit([StoppedWaiting()])
+        island(island_config(tmp_path, "a", 4, **keys)).fit([Waiting()])
     for run, recorder in fit_together(*(island_config(tmp_path, name, 4, **keys) for name in "ab")):
         assert "Round 0: accepted a, b." in recorder.messages and run.steps_done == 4
 

@@ -14,7 +14,7 @@ from jaxpar.config import UserError
 from jaxpar.training.island_jobs import array_files
 from jaxpar.training.island_jobs.exchange import Exchange
 from jaxpar.training.island_jobs.records import Contribution, from_bytes, to_bytes
-from tests.training.island_jobs.three import OUTER, SHAPES, Trained, full_arrays, round_of
+from tests.training.island_jobs.three import OUTER, SHAPES, Trained, contributed, full_arrays, round_of
 
 
 def same(*islands: Trained) -> bool:
@@ -116,10 +116,7 @@ def test_a_contribution_of_an_earlier_round_is_refused(tmp_path: Path):
     ids=["state", "model"],
 )
 def test_a_contribution_of_another_state_or_model_is_refused(tmp_path: Path, change: dict[str, str], why: str):
-    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
-    for one in (a, b):
-        one.train()
-        one.contribute()
+    a, *_ = contributed(tmp_path, "ab")
     record = tmp_path / "rounds/00000000/contributions/b.json"
     changed = {**vars(from_bytes(Contribution, record.read_bytes())), **change}
     record.write_bytes(to_bytes(Contribution(**changed)))
@@ -128,10 +125,7 @@ def test_a_contribution_of_another_state_or_model_is_refused(tmp_path: Path, cha
 
 @pytest.mark.parametrize("damage", ["a bit", "shorter", "gone", "its record"])
 def test_a_damaged_contribution_is_refused_and_the_others_go_on(tmp_path: Path, damage: str):
-    a, b, c = (Trained(tmp_path, name) for name in "abc")
-    for one in (a, b, c):
-        one.train()
-        one.contribute()
+    a, b, c = contributed(tmp_path, "abc")
     file = contribution_file(tmp_path, 0, "b")
     content = bytearray(file.read_bytes())
     if damage == "a bit":
@@ -152,10 +146,7 @@ def test_a_damaged_contribution_is_refused_and_the_others_go_on(tmp_path: Path, 
 
 def test_what_is_damaged_after_its_round_was_closed_is_not_used(tmp_path: Path):
     """The island that closed it has stored the next outer state: another one takes that."""
-    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
-    for one in (a, b):
-        one.train()
-        one.contribute()
+    a, b = contributed(tmp_path, "ab")
     a.advance()
     file = contribution_file(tmp_path, 0, "a")
     content = bytearray(file.read_bytes())
@@ -167,11 +158,7 @@ def test_what_is_damaged_after_its_round_was_closed_is_not_used(tmp_path: Path):
 
 def test_a_contribution_that_was_replaced_after_its_round_was_closed_is_not_used(tmp_path: Path):
     """Its record and its file fit each other, and are not those that were accepted."""
-    a, b = (Trained(tmp_path / "one", name) for name in "ab")
-    a.train()
-    b.train()
-    a.contribute()
-    b.contribute()
+    a, b = contributed(tmp_path / "one", "ab")
     other = Trained(tmp_path / "two", "b")
     other.train()
     other.arrays["up"] += 1
@@ -190,10 +177,7 @@ def test_a_contribution_that_was_replaced_after_its_round_was_closed_is_not_used
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
     """The processes of a job agree on who is refused, so an error of one of them is not raised."""
-    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
-    for one in (a, b):
-        one.train()
-        one.contribute()
+    a, *_ = contributed(tmp_path, "ab")
     entries = array_files.file_entries
 
     def read(folder: Path, *args: Any, **keys: Any):
@@ -242,10 +226,7 @@ def test_an_island_that_ended_is_not_waited_for(tmp_path: Path):
 
 def test_a_restarted_island_contributes_once(tmp_path: Path):
     """The outer gradient that was stored before a kill counts, whatever the repeated steps give."""
-    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
-    for one in (a, b):
-        one.train()
-        one.contribute()
+    a, *_ = contributed(tmp_path, "ab")
     stored = contribution_file(tmp_path, 0, "b").read_bytes()
     again = Trained(tmp_path, "b")
     again.train()
@@ -296,32 +277,23 @@ def test_arrays_that_cannot_be_removed_end_no_island_and_are_removed_later(
 
 
 def test_a_round_waits_for_its_quorum(tmp_path: Path):
-    a = Trained(tmp_path, "a", quorum=2)
-    a.train()
-    a.contribute()
+    [a] = contributed(tmp_path, "a", quorum=2)
     assert a.waits() == [
         "Round 0 waits for 2 islands (islands.quorum), and has the outer gradients of a.",
     ]
-    b = Trained(tmp_path, "b", quorum=2)
-    b.train()
-    b.contribute()
+    contributed(tmp_path, "b", quorum=2)
     assert sorted(a.advance().accepted) == ["a", "b"]
 
 
 def test_a_refused_contribution_is_none_of_a_quorum(tmp_path: Path):
     """The round continues with a third island, or with a smaller quorum after a restart."""
-    a, b = (Trained(tmp_path, name, quorum=2) for name in "ab")
-    for one in (a, b):
-        one.train()
-        one.contribute()
+    a, b = contributed(tmp_path, "ab", quorum=2)
     contribution_file(tmp_path, 0, "b").unlink()
     assert a.waits() == b.waits() == [
         "Round 0 waits for 2 islands (islands.quorum), and has the outer gradients of a; refused b (its file "
         "0.safetensors is missing).",
     ]  # fmt: skip
-    c = Trained(tmp_path, "c", quorum=2)
-    c.train()
-    c.contribute()
+    [c] = contributed(tmp_path, "c", quorum=2)
     closed = c.advance()
     assert sorted(closed.accepted) == ["a", "c"] and list(closed.refused) == ["b"]
     assert a.advance() == b.advance() == closed and same(a, b, c)

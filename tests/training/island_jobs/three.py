@@ -75,6 +75,15 @@ class Trained:
         return self.said[said:]
 
 
+def contributed(folder: Path, names: str, **config: Any) -> list[Trained]:
+    """Islands that have trained, and contributed to a round that is open."""
+    islands = [Trained(folder, name, **config) for name in names]
+    for one in islands:
+        one.train()
+        one.contribute()
+    return islands
+
+
 def round_of(*islands: Trained) -> Closed:
     """A round in which all of them take part, the first of them closing it."""
     for one in islands:

@@ -14,9 +14,9 @@ from tests.training.islands.test_steps import OUTER, assert_close, made, outer64
 EAGER: dict[str, Any] = {"every": 2, "outer": OUTER, "eager": True}
 
 
-def states_of(run: Any, steps: int, alike: bool = False) -> list[Any]:
+def states_of(run: Any, steps: int) -> list[Any]:
     """The states before the first step and after each one, on the host."""
-    return [jax.device_get(run.step.residency.initial_state()), *trained(run, steps, alike)[0]]
+    return [jax.device_get(run.step.residency.initial_state()), *trained(run, steps)[0]]
 
 
 class Paper:
@@ -75,20 +75,6 @@ def test_with_one_island_nothing_is_late():
     for taken in (2, 4, 6):  # the message is applied in the step after
         worst, leaf = worst_difference(states[taken].master, wanted[taken - 1].master)
         assert worst <= 1e-5, leaf
-
-
-@pytest.mark.long
-def test_islands_with_the_same_rows_stay_alike_and_apply_half_of_a_round_late():
-    """With rate 1 and no momentum: `start <- start - (g_t + g_(t - 1)) / 2` of two islands."""
-    states = states_of(made({"every": 2, "eager": True, "outer": {"rate": 1.0, "momentum": 0.0}}), 7, alike=True)
-    start, late = jax.tree.map(np.float64, states[0].master), jax.tree.map(np.zeros_like, states[0].master)
-    for taken in (2, 4, 6):
-        ends, after = states[taken].optimizer[ISLAND_WEIGHTS], states[taken + 1].optimizer[ROUND_START]
-        assert_same_bits(of_island(ends, 0), of_island(ends, 1))
-        now = jax.tree.map(np.subtract, start, of_island(ends, 0))
-        start = jax.tree.map(lambda w, g, before: w - (g + before) / 2, start, now, late)
-        late = now
-        assert_close(of_island(after, 0), start)
 
 
 @pytest.mark.long

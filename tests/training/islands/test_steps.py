@@ -167,26 +167,21 @@ def test_messages_of_few_bits_have_the_outer_gradient_of_each_island(wire):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "layout",
-    [{"fsdp": 2, "tensor": 2}, {"microbatches": 2}, {"pipe": 2, "fsdp": 2, "microbatches": 2}],
-    ids=["fsdp2-tensor2", "accumulating", "pipe2"],
+    ("layout", "fragments"),
+    [
+        ({"fsdp": 2, "tensor": 2}, 2),
+        ({"microbatches": 2}, 2),
+        ({"pipe": 2, "fsdp": 2, "microbatches": 2}, 2),
+        ({"fsdp": 2}, 3),
+    ],
+    ids=["fsdp2-tensor2", "accumulating", "pipe2", "fsdp2-uneven"],
 )
-def test_islands_have_the_numbers_of_islands_of_one_device_on_other_layouts(layout):
-    islands = {"every": 2, "outer": OUTER, "fragments": 2, "delay": 1}
-    states, losses = trained(made(islands), 5)
-    wide, of_wide = trained(made(islands, parallel=layout), 5)
+def test_islands_have_the_numbers_of_islands_of_one_device_on_other_layouts(layout: dict[str, int], fragments: int):
+    """Also where a device has a number of rows that fragments do not divide."""
+    islands = {"every": fragments, "outer": OUTER, "fragments": fragments, "delay": 1}
+    model = {"layers": fragments}
+    states, losses = trained(made(islands, model=model), 5)
+    wide, of_wide = trained(made(islands, model=model, parallel=layout), 5)
     np.testing.assert_allclose(losses, of_wide, rtol=1e-5)
     worst, leaf = worst_difference(wide[-1].master, states[-1].master)
     assert worst <= 2e-5, leaf
-
-
-@pytest.mark.long
-def test_a_row_is_in_the_same_fragment_wherever_it_is():
-    """Also where a device has a number of rows that fragments do not divide."""
-    islands = {"every": 3, "outer": OUTER, "fragments": 3}
-    sections: dict[str, Any] = {"model": {"layers": 3}, "optimizer": SGD}
-    states, _ = trained(made(islands, **sections), 1)
-    wide, _ = trained(made(islands, parallel={"fsdp": 2}, **sections), 1)
-    for tree in ("master", "optimizer"):
-        worst, leaf = worst_difference(getattr(wide[-1], tree), getattr(states[-1], tree))
-        assert worst <= 2e-5, leaf

@@ -8,51 +8,39 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config import Config
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
+from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.matmul import exempt, quantizes_once
 from jaxpar.layout.coded_matrices import coded_matrices
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import apart
+from tests.sentences import named
 from tests.small_run import SmallRun, small
 
 EXPERTS = ExpertsConfig(count=8, per_token=2, router="hash", shared=1, width=32)
 """Routed by a hash, so that no rounding changes the experts of a token."""
 MODEL: dict[str, Any] = {"layers": 2, "experts": EXPERTS}
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "all to all in slices, several rounds": {
-        "parallel": {"expert": 4, "experts": {"slices": 2, "capacity": 1.0, "exchange": "all_to_all"}}
-    },
-    "own rows first, which are not sent but rounded": {
-        "parallel": {
-            "expert": 4,
-            "experts": {"slices": 2, "own_rows": "first", "capacity": 1.0, "exchange": "all_to_all"},
-        }
-    },
-    "all gather, recomputed": {
-        "parallel": {"expert": 2, "fsdp": 2, "experts": {"exchange": "all_gather"}},
-        "memory": {"remat": "full"},
-    },
-    "pipeline, tensor ranks": {
-        "parallel": {"pipe": 2, "expert": 2, "tensor": 2, "microbatches": 2, "experts": {"exchange": "all_to_all"}}
-    },
-}
-
-
-SPLIT: dict[str, dict[str, Any]] = {
-    "expert and tensor ranks": {
-        "parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "experts": {"exchange": "all_to_all"}}
-    },
-    "several rounds of slices in a pipeline": {
-        "parallel": {
-            "pipe": 2, "expert": 2, "microbatches": 2,
-            "experts": {"slices": 2, "capacity": 1.0, "exchange": "all_to_all"},
-        }
-    },
-}  # fmt: skip
+ALL_TO_ALL, ROUNDS = "parallel.experts.exchange=all_to_all", "parallel.experts.capacity=1.0"
+OWN_FIRST, SLICES = "parallel.experts.own_rows=first", "parallel.experts.slices=2"
+GATHERED = "parallel.experts.exchange=all_gather | memory.remat=full"
+LAYOUTS = named("""
+    all to all in slices, several rounds: parallel.expert=4 | SLICES | ROUNDS | ALL_TO_ALL
+    own rows first, which are not sent but rounded: parallel.expert=4 | SLICES | OWN_FIRST | ROUNDS | ALL_TO_ALL
+    all gather, recomputed: parallel.expert=2 | parallel.fsdp=2 | GATHERED
+    pipeline, tensor ranks: parallel.pipe=2 | parallel.expert=2 | parallel.tensor=2 | parallel.microbatches=2 |
+        ALL_TO_ALL
+    """, ALL_TO_ALL=ALL_TO_ALL, ROUNDS=ROUNDS, OWN_FIRST=OWN_FIRST, SLICES=SLICES, GATHERED=GATHERED)  # fmt: skip
+SPLIT = named("""
+    expert and tensor ranks: parallel.expert=2 | parallel.tensor=2 | parallel.fsdp=2 | ALL_TO_ALL
+    several rounds of slices in a pipeline: parallel.pipe=2 | parallel.expert=2 | parallel.microbatches=2 | SLICES |
+        ROUNDS | ALL_TO_ALL
+    """, ALL_TO_ALL=ALL_TO_ALL, ROUNDS=ROUNDS, SLICES=SLICES)  # fmt: skip
+ONE_DEVICE = ["parallel.microbatches=2"]
 EXCEPTED = MatmulOptions(exclude=("head", "router", "attention_in", "attention_out"), first_layers=1, last_layers=0)
 
 
@@ -63,19 +51,20 @@ def _exact() -> tuple[float, Any]:
 
 @cache
 def _one_device() -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(_in_fp8({"parallel": {"microbatches": 2}})))
+    return nonzero_gradients(SmallRun(_in_fp8(ONE_DEVICE)))
 
 
-def _in_fp8(sections: dict[str, Any]) -> Any:
-    return small(**sections | {"model": MODEL, "precision": {"matmul": "fp8_current", "matmul_options": EXCEPTED}})
+def _in_fp8(overrides: list[str]) -> Config:
+    precision = {"matmul": "fp8_current", "matmul_options": EXCEPTED}
+    return with_overrides(small(model=MODEL, precision=precision), overrides)
 
 
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_tokens_in_codes_on_their_way_to_experts_change_a_step_by_their_rounding(name: str):
     """By as much on every layout: a token is rounded before it is sent, in blocks of its own."""
-    parallel = LAYOUTS[name]["parallel"] | {"quantized": {"tokens": "float8_e4m3fn"}}
-    run = SmallRun(small(**LAYOUTS[name] | {"model": MODEL, "parallel": parallel}))
+    in_codes = small(model=MODEL, parallel={"quantized": {"tokens": "float8_e4m3fn"}})
+    run = SmallRun(with_overrides(in_codes, LAYOUTS[name]))
     loss, gradients = nonzero_gradients(run)
     wanted_loss, wanted = _exact()
     assert abs(loss - wanted_loss) <= 1e-3 * wanted_loss
@@ -98,37 +87,25 @@ WIDE: dict[str, Any] = {"layers": 2, "experts": ROUTED, "embed": 128, "heads": 4
 LONG = {"sequence_length": 256, "batch_size": 4}
 CHANGED = {"fp8_block": 0.040, "fp8_current": 0.051, "fp8_delayed": 0.051}
 """By so much of their norm gradients of this model change."""
-ROUTED_ON: dict[str, dict[str, Any]] = {
-    "expert and tensor ranks, several rounds": {
-        "parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "experts": {"capacity": 1.0, "exchange": "all_to_all"}}
-    },
-    "four expert ranks, slices, several rounds": {
-        "parallel": {"expert": 4, "experts": {"slices": 2, "capacity": 1.0, "exchange": "all_to_all"}}
-    },
-    "own rows first, several rounds": {
-        "parallel": {
-            "expert": 2,
-            "experts": {"slices": 2, "own_rows": "first", "capacity": 1.0, "exchange": "all_to_all"},
-        }
-    },
-    "all gather, recomputed": {
-        "parallel": {"expert": 2, "experts": {"exchange": "all_gather"}},
-        "memory": {"remat": "full"},
-    },
-    "an exception and a quantized layer in one place of two stages": {
-        "parallel": {"pipe": 2, "expert": 2, "microbatches": 2, "experts": {"exchange": "all_to_all"}}
-    },
-}
+ROUTED_ON = named("""
+    expert and tensor ranks, several rounds: parallel.expert=2 | parallel.tensor=2 | parallel.fsdp=2 | ROUNDS |
+        ALL_TO_ALL
+    four expert ranks, slices, several rounds: parallel.expert=4 | SLICES | ROUNDS | ALL_TO_ALL
+    own rows first, several rounds: parallel.expert=2 | SLICES | OWN_FIRST | ROUNDS | ALL_TO_ALL
+    all gather, recomputed: parallel.expert=2 | GATHERED
+    an exception and a quantized layer in one place of two stages: parallel.pipe=2 | parallel.expert=2 |
+        parallel.microbatches=2 | ALL_TO_ALL
+    """, ALL_TO_ALL=ALL_TO_ALL, ROUNDS=ROUNDS, OWN_FIRST=OWN_FIRST, SLICES=SLICES, GATHERED=GATHERED)  # fmt: skip
 
 
-def _routed(sections: dict[str, Any], matmul: str | None) -> tuple[float, Any]:
+def _routed(overrides: list[str], matmul: str | None) -> SmallRun:
     precision = {} if matmul is None else {"matmul": matmul, "matmul_options": EXCEPTED}
-    return nonzero_gradients(SmallRun(small(**sections | {"model": WIDE, "data": LONG, "precision": precision})))
+    return SmallRun(with_overrides(small(model=WIDE, data=LONG, precision=precision), overrides))
 
 
 @cache
 def _routed_on_one_device(matmul: str | None) -> tuple[float, Any]:
-    return _routed({"parallel": {"microbatches": 2}}, matmul)
+    return nonzero_gradients(_routed(ONE_DEVICE, matmul))
 
 
 @pytest.mark.matrix(ci=1)
@@ -138,7 +115,7 @@ def test_routed_experts_in_fp8_give_the_numbers_of_one_device(matmul: str, name:
     """Nothing else of the model is quantized, and the limit is that of shared experts, a third of what that changes.
     Where tensor ranks do not split sums, layouts differ by which rows are neighbours in tiles, which hardly moves a
     code, and with scales of tensors and rows by nothing."""
-    loss, gradients = _routed(ROUTED_ON[name], matmul)
+    loss, gradients = nonzero_gradients(_routed(ROUTED_ON[name], matmul))
     wanted_loss, wanted = _routed_on_one_device(matmul)
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
     assert apart(gradients, wanted) <= (CHANGED[matmul] / 3 if "tensor" in name else 1e-5)
@@ -156,10 +133,8 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
     """Over slices, rounds and ranks the largest magnitude counts. It is of matrices that of the master weights, where
     they become codes; and the second step scales by what the first one saw."""
     found, names = [], ()
-    for name in (None, "four expert ranks, slices, several rounds"):
-        sections = {"parallel": {"microbatches": 2}} if name is None else ROUTED_ON[name]
-        precision = {"matmul": "fp8_delayed", "matmul_options": EXCEPTED}
-        run = SmallRun(small(**sections | {"model": WIDE, "data": LONG, "precision": precision}))
+    for overrides in (ONE_DEVICE, ROUTED_ON["four expert ranks, slices, several rounds"]):
+        run = _routed(overrides, "fp8_delayed")
         assert quantizes_once(run.step.layout.plan)
         names = tensor_names(run.step.layout.config)
         state = run.step.residency.initial_state()

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config import Config
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
+from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.matmul import exempt
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import apart
+from tests.sentences import named
 from tests.small_run import SmallRun, small
 
 LATENT = LatentAttentionConfig(kv_rank=16, query_rank=32, rope_dim=16, nope_dim=8, value_dim=8)
@@ -19,24 +22,22 @@ MODEL: dict[str, Any] = {
     "layers": 4, "embed": 64, "mlp": 128, "kv_heads": None, "head_dim": 16, "latent_attention": LATENT,
     "kinds": {"latent": {}, "plain": {"latent_attention": None}}, "pattern": Pattern(unit=("latent", "plain")),
 }  # fmt: skip
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "tensor, context and shards, recomputed": {
-        "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "microbatches": 2},
-        "memory": {"remat": "full"},
-    },
-    "split backward": {"parallel": {"pipe": 2, "tensor": 2, "microbatches": 2, "schedule": "zb-h1"}},
-}
+LAYOUTS = named("""
+    tensor, context and shards, recomputed: parallel.fsdp=2 | parallel.tensor=2 | parallel.context=2 |
+        parallel.microbatches=2 | memory.remat=full
+    split backward: parallel.pipe=2 | parallel.tensor=2 | parallel.microbatches=2 | parallel.schedule=zb-h1
+    """)  # fmt: skip
 
 
-def config_of(sections: dict[str, Any], matmul: str | None) -> Any:
+def config_of(overrides: list[str], matmul: str | None) -> Config:
     excepted = MatmulOptions(exclude=("head", "router"), first_layers=1, last_layers=0)
     precision = {} if matmul is None else {"matmul": matmul, "matmul_options": excepted}
-    return small(**sections | {"model": MODEL, "precision": precision})
+    return with_overrides(small(model=MODEL, precision=precision), overrides)
 
 
 @cache
 def _reference(matmul: str | None) -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(config_of({"parallel": {"microbatches": 2}}, matmul)))
+    return nonzero_gradients(SmallRun(config_of(["parallel.microbatches=2"], matmul)))
 
 
 @pytest.mark.matrix(ci=1)
@@ -53,7 +54,7 @@ def test_layouts_give_the_numbers_of_one_device(name: str):
 
 def test_all_matmuls_of_latent_attention_have_scales():
     """Kinds with other matrices in a group have columns of their own; nothing of latent attention is an exception."""
-    config = config_of({}, "fp8_delayed")
+    config = config_of([], "fp8_delayed")
     names = tensor_names(config)
     assert {"query_down", "kv_down", "query_up", "key_up", "value_up", "output", "key", "value"} <= set(names)
     assert names.count("attention_in.input") == 2 and names.count("mlp_in.input") == 1

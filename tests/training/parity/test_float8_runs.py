@@ -18,8 +18,8 @@ from tests.data.preference_files import prepared_pairs
 from tests.precision.test_matmul import apart
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
-from tests.training.parity.test_dpo import batch_of, of_pairs
 from tests.training.parity.test_lora import adapted, lively
+from tests.training.parity.test_preferences import batch_of, of_pairs
 from tests.training.runs import fit, losses, run_config, saved_state
 
 EXCEPTED = MatmulOptions(exclude=("head", "router"), first_layers=0, last_layers=0)
@@ -73,7 +73,7 @@ REMEDIES: dict[str, tuple[dict[str, Any], bool]] = {
     "layers": (fp8("fp8_delayed", history=3, first_layers=1), True),
     "groups": (fp8("fp8_delayed", history=3, exclude=("mlp_out",)), False),
 }
-"""What helps a run that warns of its FP8 codes, and whether the window of magnitudes is still that of its tensors."""
+"""Hints for a run that warns of its FP8 codes, and whether the window of magnitudes is still that of its tensors."""
 
 
 def test_all_keys_of_matmuls_may_change_in_a_run_and_other_precision_may_not():

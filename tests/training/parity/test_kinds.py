@@ -10,13 +10,14 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
+from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.model import decoder
 from jaxpar.runtime.passes import AUXILIARY_LOSS
 from tests.nonzero_gradients import nonzero_gradients
-from tests.sentences import refused
+from tests.sentences import named, refusals, refused
 from tests.small_run import SmallRun, small, worst_difference
 from tests.training.parity.one_device import TOLERANCE, assert_close, assert_equals_one_device
 
@@ -36,36 +37,22 @@ MODEL: dict[str, Any] = {
 }
 """Kinds with other weights, shapes and attention (windows, chunks), two units of them, a layer before and behind."""
 
-LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
-    "fsdp-tensor": {"parallel": {"fsdp": 4, "tensor": 2}},
-    "context-ring-full": {
-        "parallel": {"context": 4, "tensor": 2, "context_strategy": "ring"},
-        "memory": {"remat": "full"},
-    },
-    "pipe-1f1b": {"parallel": {"pipe": 2, "fsdp": 2, "tensor": 2, "microbatches": 4}},
-    "pipe-zb-h1": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "zb-h1"}},
-    "pipe-breadth-first-held": {
-        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "breadth-first", "virtual_stages": 2}
-    },
-    "pipe-interleaved-branching": {
-        "parallel": {
-            "pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "interleaved", "virtual_stages": 2,
-            "pipe_ticks": "branching",
-        }
-    },
-    "pipe-gpipe-uneven-context": {
-        "parallel": {"pipe": 4, "context": 2, "microbatches": 4, "schedule": "gpipe", "stage_layers": (1, 2, 3, 2)},
-        "memory": {"remat": [{"layers": 0, "preset": "none"}, {"layers": 1, "preset": "full"}]},
-    },
-    "offload-by-name": {
-        "parallel": {"fsdp": 2, "zero": 2},
-        "memory": {"remat": {"preset": "full", "layer_input": "offload", "value": "offload"}},
-    },
-    "state-on-the-host-half-offloaded": {
-        "parallel": {"fsdp": 2, "zero": 1, "microbatches": 2},
-        "memory": {"optimizer_offload": "host", "offload_fraction": 0.5},
-    },
-}  # fmt: skip
+LAYOUTS = named("""
+    fsdp-tensor: parallel.fsdp=4 | parallel.tensor=2
+    context-ring-full: parallel.context=4 | parallel.tensor=2 | parallel.context_strategy=ring | memory.remat=full
+    pipe-1f1b: TWO_STAGES | parallel.tensor=2
+    pipe-zb-h1: TWO_STAGES | parallel.schedule=zb-h1
+    pipe-breadth-first-held: TWO_STAGES | parallel.schedule=breadth-first | parallel.virtual_stages=2
+    pipe-interleaved-branching: TWO_STAGES | parallel.schedule=interleaved | parallel.virtual_stages=2 |
+        parallel.pipe_ticks=branching
+    pipe-gpipe-uneven-context: parallel.pipe=4 | parallel.context=2 | parallel.microbatches=4 |
+        parallel.schedule=gpipe | parallel.stage_layers=[1, 2, 3, 2] |
+        memory.remat=[{layers: 0, preset: none}, {layers: 1, preset: full}]
+    offload-by-name: parallel.fsdp=2 | parallel.zero=2 |
+        memory.remat={preset: full, layer_input: offload, value: offload}
+    state-on-the-host-half-offloaded: parallel.fsdp=2 | parallel.zero=1 | parallel.microbatches=2 |
+        memory.optimizer_offload=host | memory.offload_fraction=0.5
+    """, TWO_STAGES="parallel.pipe=2 | parallel.fsdp=2 | parallel.microbatches=4")  # fmt: skip
 
 
 @cache
@@ -80,7 +67,7 @@ def reference() -> tuple[float, Any, Any]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loss_and_gradients_equal_one_device(layout: str):
     loss, gradients, weights = reference()
-    run = SmallRun(small(model=MODEL, **LAYOUTS[layout]))
+    run = SmallRun(with_overrides(small(model=MODEL), LAYOUTS[layout]))
     assert_equals_one_device(run, loss, gradients, weights)
 
 
@@ -142,28 +129,15 @@ def test_what_layers_report_is_counted_once(monkeypatch: pytest.MonkeyPatch, lay
     assert float(many.report[AUXILIARY_LOSS]) == pytest.approx(float(one.report[AUXILIARY_LOSS]), rel=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ('model', 'parallel', "parts"),
-    [
-        (
-            {"layers": 7}, {},
-            ("model.pattern:", "prefix of 1", "units of 3", "suffix of 1", "7 layers (model.layers)", "5 or 8"),
-        ),
-        (
-            {"pattern": Pattern(unit=("local", "wied", "local", "local"))}, {},
-            ("model.pattern.unit:", "'wied'", "model.kinds", " wide?"),
-        ),
-        (
-            {}, {"pipe": 2, "stage_layers": (8, 0), "microbatches": 2},
-            ("parallel.stage_layers:", "every chunk", "got [8, 0]"),
-        ),
-    ],
-)  # fmt: skip
-def test_patterns_that_do_not_fit_get_a_sentence(
-    model: dict[str, Any], parallel: dict[str, Any], parts: tuple[str, ...]
-):
+@refusals("""
+    model.layers=7 => model.pattern: | prefix of 1 | units of 3 | suffix of 1 | 7 layers (model.layers) | 5 or 8
+    model.pattern={unit: [local, wied, local, local]} => model.pattern.unit: | 'wied' | model.kinds | wide?
+    parallel.pipe=2 | parallel.stage_layers=[8, 0] | parallel.microbatches=2 => parallel.stage_layers: | every chunk |
+        got [8, 0]
+    """)  # fmt: skip
+def test_patterns_that_do_not_fit_get_a_sentence(overrides: list[str], parts: tuple[str, ...]):
     with refused(*parts):
-        SmallRun(small(model=MODEL | model, parallel=parallel))
+        SmallRun(with_overrides(small(model=MODEL), overrides))
 
 
 def test_a_refused_attention_names_the_kind_that_it_is_about():

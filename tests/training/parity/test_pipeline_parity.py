@@ -105,19 +105,8 @@ ROWS = covering_rows(FACTORS, _fits, seed=7)
 
 
 def config_of(row: Row) -> Any:
-    keys = (
-        "pipe",
-        "microbatches",
-        "schedule",
-        "pipe_ends",
-        "pipe_ticks",
-        "replica",
-        "fsdp",
-        "tensor",
-        "context",
-        "zero",
-    )
-    parallel = {name: row[name] for name in keys}
+    asked = "pipe microbatches schedule pipe_ends pipe_ticks replica fsdp tensor context zero"
+    parallel = {name: row[name] for name in asked.split()}
     fewest, _ = SCHEDULES[row["schedule"]].virtual_stages
     chunks = chunks_of(row["schedule"], row["pipe"], row["microbatches"], row["more_stages"])
     parallel["virtual_stages"] = fewest + row["more_stages"]

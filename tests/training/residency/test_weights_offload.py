@@ -64,17 +64,19 @@ def test_the_state_is_the_same_bits_as_with_weights_on_the_device(name: str):
 
 
 def test_a_step_is_traced():
-    """Which takes no compiler, so that it is tried in every run of the tests."""
+    """Tracing takes no compiler, so it is tried in every run of the tests."""
     step = (run := run_of("host", **CASES["muon, tensor, zero 0"])).step
     before = step.layout.state_shapes
     after, metrics = jax.eval_shape(step.train, before, run.batch(0), step.layout.arguments)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, before) and metrics.loss.shape == ()
 
 
-def test_the_plan_states_where_they_are_stored_and_what_moves():
-    """In a step of AdamW 12 bytes a parameter pass for the update, 4 come forward and 4 backward; gradients go once and
-    come for the norm and for the update."""
-    step = run_of("host").step
+@pytest.mark.parametrize(("microbatches", "walks"), [(1, 1), (2, 3)])
+def test_the_plan_states_where_they_are_stored_and_what_moves(microbatches: int, walks: int):
+    """In a step of AdamW 12 bytes a parameter pass for the update, and 4 come for each walk through the layers but the
+    first. Gradients come and go with each microbatch (the first has no use for them, but all run one program), and come
+    for the norm and for the update."""
+    step = run_of("host", parallel={"microbatches": microbatches}).step
     optimizer, weights = offload_rows(step.layout, step.mesh.devices.flat[0].device_kind)
     assert optimizer[0] == "optimizer offload"
     gradients = host_gradient_bytes(step.layout)
@@ -82,18 +84,9 @@ def test_the_plan_states_where_they_are_stored_and_what_moves():
     assert "weights of layers are fetched for each use" in weights[2]
     there, back = streamed_bytes(step.layout)
     state, masters = offloaded_state_bytes(step.layout), offloaded_state_bytes(step.layout, master_alone=True)
-    assert back == state + gradients
-    assert there == state + masters + LAYERS * layer_bytes(step.layout).master + 2 * gradients
-
-
-def test_gradients_come_with_each_of_several_microbatches():
-    """The first has no use for them, but all run one program."""
-    step = run_of("host", parallel={"microbatches": 2}).step
-    there, back = streamed_bytes(step.layout)
-    state, masters = offloaded_state_bytes(step.layout), offloaded_state_bytes(step.layout, master_alone=True)
-    gradients = host_gradient_bytes(step.layout)
-    assert back == state + 2 * gradients
-    assert there == state + masters + 3 * LAYERS * layer_bytes(step.layout).master + (2 + 2) * gradients
+    assert back == state + microbatches * gradients
+    layers = walks * LAYERS * layer_bytes(step.layout).master
+    assert there == state + masters + layers + (2 * microbatches) * gradients
 
 
 def test_a_machine_without_room_for_the_gradients_is_one_sentence():

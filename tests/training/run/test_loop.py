@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config import Config
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.observe.writers.jsonl import JsonLines
@@ -77,7 +78,7 @@ def test_nothing_is_compiled_after_the_second_step_and_what_is_was_announced(tmp
     assert step < evaluation < compilations.evaluated[0]
 
 
-def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
+def test_the_tokens_and_the_utilisation_of_a_run_are_those_of_its_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Run, "peak_flops", 1e12)
@@ -85,7 +86,9 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
     trainer = make_run(config)
     pairs = [pairs for _, pairs in itertools.islice(trainer.batches_from(0), 7)]
     assert len({tuple(each.values()) for each in pairs}) > 1, "batches whose documents differ"
-    _, recorded = fit(config)
+    summary, recorded = fit(config)
+    masks = (batch["mask"] for batch, _ in itertools.islice(trainer.batches_from(0), 6))
+    assert summary.tokens == sum(int(np.asarray(mask).sum()) for mask in masks)
     done = 0
     for record in recorded.records:
         steps = record.step - done
@@ -130,18 +133,15 @@ def test_a_router_that_the_loss_of_the_task_does_not_train_is_reported(tmp_path:
         assert sum("gives the router no gradient" in message for message in recorded.messages) == number
 
 
-def test_a_step_frees_the_state_before_it():
-    trainer = make_run(run_config(Path("nowhere"), 5, parallel=MESH))
-    before = trainer.state
-    trainer.step()
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((before.master, before.optimizer)))
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state))
-
-
 def test_steps_and_evaluation_without_fit_write_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     trainer = make_trainer(run_config(Path("runs"), 5, parallel=MESH, evaluation={"batches": 2}))
+    state = trainer.state
     first = float(trainer.step().loss)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.master, state.optimizer))), (
+        "the state before is freed"
+    )
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state))
     before = trainer.evaluate()
     for _ in range(3):
         metrics = trainer.step()
@@ -153,11 +153,11 @@ def test_steps_and_evaluation_without_fit_write_no_file(tmp_path: Path, monkeypa
 
 def test_fit_goes_on_from_the_steps_taken_by_hand(tmp_path: Path):
     whole = run_config(tmp_path / "whole", 5, parallel=MESH)
-    fit(whole)
+    summary, _ = fit(whole)
     trainer = make_trainer(config := run_config(tmp_path / "by-hand", 5, parallel=MESH))
     trainer.step()
     trainer.step()
-    trainer.fit([recorded := Recorder()])
+    assert trainer.fit([recorded := Recorder()]).tokens == summary.tokens, "with those of the steps by hand"
     assert {record.step: record.loss for record in recorded.records}.items() <= losses(whole).items()
     assert [record.step for record in recorded.records] == [3, 4, 5]
     assert_same_bits(saved_state(config, 5), saved_state(whole, 5))
@@ -205,16 +205,21 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Eight steps that were never interrupted."""
+    fit(config := run_config(tmp_path_factory.mktemp("whole"), 8, parallel=MESH))
+    return config
+
+
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("number", "name", "again"), [(signal.SIGTERM, "SIGTERM", True), (signal.SIGINT, "Ctrl-C", False)]
 )
 def test_a_signal_saves_and_states_how_to_go_on_and_the_continued_run_is_the_uninterrupted_one(
-    tmp_path: Path, number: signal.Signals, name: str, again: bool
+    tmp_path: Path, whole: Config, number: signal.Signals, name: str, again: bool
 ):
-    config = run_config(tmp_path / "stopped", 8, parallel=MESH)
-    whole = run_config(tmp_path / "whole", 8, parallel=MESH)
-    fit(whole)
+    config = run_config(tmp_path, 8, parallel=MESH)
     summary, recorded = fit(config, SignalAfter(3, again, number))
     assert (summary.steps, recorded.saves) == (4, [4])
     for part in (f"Stopped by {name} after step 4 of 8", "the same command", "step 5"):
@@ -270,16 +275,6 @@ def test_a_checkpoint_that_is_complete_is_reported_before_a_later_step_is_logged
     config, times = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 2}), StepTimes()
     SlowDevice(config, devices=jax.devices()[:8]).fit([JsonLines(), times])
     assert times.reported == {2: 2, 4: 4, 6: 6}
-
-
-def test_the_tokens_of_a_run_are_those_of_its_batches(tmp_path: Path):
-    config = run_config(tmp_path, 3, parallel=MESH)
-    summary, _ = fit(config)
-    trainer = make_run(config)
-    counted = 0
-    for batch, _ in itertools.islice(trainer.batches_from(0), 3):
-        counted += int(np.asarray(batch["mask"]).sum())
-    assert summary.tokens == counted
 
 
 def test_a_run_that_ends_within_its_warm_up_says_so(tmp_path: Path):

@@ -14,6 +14,7 @@ import pytest
 
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config
+from tests.data.folders import texts, write_jsonl, write_tokenizer
 from tests.patience import seconds
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused_by_command
@@ -52,30 +53,49 @@ def outputs(job: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     return done
 
 
+JOBS: dict[str, dict[str, Any]] = {
+    "a mesh": {"parallel": MESH},
+    "a stream": {"parallel": MESH, "model": {"vocab": None}},
+    "an island each": {"parallel": {"islands": 2, "fsdp": 2, "tensor": 2}, "islands": {"every": 2, "delay": 1}},
+    "state in files of one folder": {"parallel": MESH, "memory": {"optimizer_offload": "file"}},
+}
+
+
 @pytest.mark.long
-def test_two_processes_train_as_one(tmp_path: Path):
-    sections: dict[str, Any] = {
-        "parallel": MESH,
-        "evaluation": {"every": 2, "batches": 2, "sample_tokens": 3},
-        "checkpoint": {"every": 2},
-    }
-    one, two = (run_config(tmp_path / name, 4, **sections) for name in ("one", "two"))
+@pytest.mark.parametrize("name", JOBS)
+def test_two_processes_train_as_one(tmp_path: Path, name: str):
+    """Processes of one id, as in containers; then one process goes on. With files a second job does so before."""
+    sections: dict[str, Any] = {"evaluation": {"every": 2, "batches": 2, "sample_tokens": 3}} | JOBS[name]
+    (disk := tmp_path / "disk").mkdir()
+    jobs = [4]
+    if "memory" in sections:
+        sections["memory"], jobs = sections["memory"] | {"offload_dir": str(disk)}, [2, 4]
+    if name == "a stream":
+        path, tokenizer = write_jsonl(tmp_path / "a.jsonl", texts(400)), write_tokenizer(tmp_path / "tokenizer.json")
+        data = {"source": "stream", "path": str(path), "tokenizer": str(tokenizer), "workers": 1}
+        sections["data"] = data | {"validation_fraction": 0.1}
+    one, two = (run_config(tmp_path / run, 4, **sections) for run in ("one", "two"))
     wanted, _ = fit(one)
-    done = outputs(start_job(two, tmp_path / "two.yaml", 2))
-    assert [code for code, _, _ in done] == [0, 0], done
-    assert "saved checkpoints/00000004" in done[0][1]
-    assert all(word not in done[1][1] for word in ("plan", "loss", "saved")), "only the first one speaks"
+    for steps in jobs:
+        two = run_config(tmp_path / "two", steps, **sections)
+        done = outputs(start_job(two, tmp_path / "two.yaml", 2, program="tests.training.run.one_id"))
+        assert [code for code, _, _ in done] == [0, 0], done
+        assert f"saved checkpoints/{steps:08d}" in done[0][1]
+        assert all(word not in done[1][1] for word in ("plan", "loss", "saved")), "only the first one speaks"
     assert losses(two) == pytest.approx(losses(one), rel=1e-6)
     summary = json.loads((folder_of(two) / "summary.json").read_text())
     assert summary["eval_loss"] == pytest.approx(wanted.eval_loss, rel=1e-6)
     assert (summary["baseline_loss"], summary["tokens"]) == (wanted.baseline_loss, wanted.tokens)
-    assert len(list((folder_of(two) / "tensorboard").iterdir())) == 1
+    assert len(list((folder_of(two) / "tensorboard").iterdir())) == len(jobs)
     assert_same_bits(saved_state(two, 4).step, saved_state(one, 4).step)
-    # One process goes on where the two left off.
-    longer = run_config(tmp_path / "two", 6, **sections)
+    assert list(disk.iterdir()) == []
+    if name == "a stream":
+        facts = [json.loads((folder_of(run) / "checkpoints/00000004/facts.json").read_text()) for run in (one, two)]
+        assert facts[0]["stream"] == facts[1]["stream"] and len(facts[0]["stream"]["lanes"]) == 8
+    longer, whole = (run_config(tmp_path / run, 6, **sections) for run in ("two", "whole"))
     fit(longer)
-    fit(run_config(tmp_path / "one", 6, **sections))
-    assert losses(longer) == pytest.approx(losses(one), rel=1e-6)
+    fit(whole)
+    assert losses(longer) == pytest.approx(losses(whole), rel=1e-6)
 
 
 @pytest.mark.long

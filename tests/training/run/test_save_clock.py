@@ -12,72 +12,56 @@ ALWAYS = 1e-9
 """Minutes that are over at every look."""
 
 
-class Clock:
-    """A clock that is set by hand."""
+class Steps:
+    """Steps beside a clock that is set by hand."""
 
-    now = 100.0
+    def __init__(self, minutes: float | None, first: int = 1) -> None:
+        self.now = 100.0
+        self.clock = SaveClock(minutes, lambda: self.now)
+        self.clock.start(first)
 
-    def __call__(self) -> float:
-        return self.now
-
-
-def run(clock: SaveClock, time: Clock, steps: range, step_s: float) -> tuple[list[int], list[int]]:
-    """Take `steps`; the steps with a look, and those with a save."""
-    looks, saves = [], []
-    for step in steps:
-        time.now += step_s
-        if clock.looks(step):
-            looks.append(step)
-        if clock.due(step):
-            saves.append(step)
-            clock.saved()
-    return looks, saves
+    def take(self, steps: range, step_s: float) -> tuple[list[int], list[int]]:
+        """The steps with a look, and those with a save."""
+        looks, saves = [], []
+        for step in steps:
+            self.now += step_s
+            if self.clock.looks(step):
+                looks.append(step)
+            if self.clock.due(step):
+                saves.append(step)
+                self.clock.saved()
+        return looks, saves
 
 
 def test_a_save_is_due_when_the_minutes_are_over_and_looks_are_a_minute_apart():
-    time = Clock()
-    clock = SaveClock(15, time)
-    clock.start(1)
-    looks, saves = run(clock, time, range(1, 4001), step_s=0.5)
+    looks, saves = Steps(15).take(range(1, 4001), step_s=0.5)
     assert saves == [1800, 3600]
     assert len(looks) <= 4000 * 0.5 / 60 + 3
 
 
 def test_the_minutes_count_from_the_last_save_and_in_steps_that_have_become_slower():
-    time = Clock()
-    clock = SaveClock(15, time)
-    clock.start(101)
-    run(clock, time, range(101, 1301), step_s=0.5)
-    clock.saved()  # by checkpoint.every
-    _, saves = run(clock, time, range(1301, 1701), step_s=5.0)
+    steps = Steps(15, first=101)
+    steps.take(range(101, 1301), step_s=0.5)
+    steps.clock.saved()  # by checkpoint.every
+    _, saves = steps.take(range(1301, 1701), step_s=5.0)
     # Up to 120 steps pass until the clock is looked at again, and the steps turn out to be slower.
     assert 1301 + 900 / 5 - 1 <= saves[0] <= 1301 + 900 / 5 + 12
 
 
 def test_a_step_longer_than_a_minute_is_followed_by_a_look():
-    time = Clock()
-    clock = SaveClock(5, time)
-    clock.start(1)
-    looks, saves = run(clock, time, range(1, 12), step_s=100.0)
-    assert (looks, saves) == (list(range(2, 12)), [3, 6, 9])
+    assert Steps(5).take(range(1, 12), step_s=100.0) == (list(range(2, 12)), [3, 6, 9])
 
 
 @pytest.mark.parametrize("minutes", [None, 0, 0.0])
 def test_null_and_0_turn_it_off(minutes: float | None):
-    time = Clock()
-    clock = SaveClock(minutes, time)
-    clock.start(1)
-    assert run(clock, time, range(1, 50), step_s=1e5) == ([], [])
+    assert Steps(minutes).take(range(1, 50), step_s=1e5) == ([], [])
 
 
 def test_after_a_rollback_looks_start_over():
-    time = Clock()
-    clock = SaveClock(15, time)
-    clock.start(1)
-    run(clock, time, range(1, 901), step_s=1.0)
-    clock.restart(801)
-    looks, _ = run(clock, time, range(801, 900), step_s=1.0)
-    assert looks[0] == 802
+    steps = Steps(15)
+    steps.take(range(1, 901), step_s=1.0)
+    steps.clock.restart(801)
+    assert steps.take(range(801, 900), step_s=1.0)[0][0] == 802
 
 
 def test_saves_by_the_clock_are_logged_and_pruned_like_the_others(tmp_path: Path):

@@ -54,13 +54,8 @@ def test_a_skipped_step_is_counted_and_leaves_the_weights_as_they_were(tmp_path:
     assert (int(after.step), int(after.applied), int(after.skipped_in_row)) == (4, 3, 0)
     assert recorded.records[3].learning_rate == recorded.records[2].learning_rate, "the schedule counts applied updates"
     assert '"loss": null' in (folder_of(config) / "metrics.jsonl").read_text().splitlines()[2]
-
-
-def test_a_count_of_skipped_steps_survives_a_restart(tmp_path: Path):
-    fit_poisoned(run_config(tmp_path, 3, parallel=MESH), {3})
-    summary, recorded = fit(run_config(tmp_path, 4, parallel=MESH))
-    assert [record.skipped_steps for record in recorded.records] == [1]
-    assert np.isfinite(summary.loss)
+    _, recorded = fit(run_config(tmp_path, 6, parallel=MESH))
+    assert [record.skipped_steps for record in recorded.records] == [1], "counted also after a restart"
 
 
 def test_too_many_skipped_steps_in_a_row_stop_the_run_with_a_diagnosis(

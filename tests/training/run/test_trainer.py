@@ -13,13 +13,22 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.convert import main
 from jaxpar.generation.generator import Generator
 from jaxpar.interop.sources.open_source import open_source
-from jaxpar.observe.events import Listener
 from jaxpar.training.run.trainer import Trainer
 from tests.data.folders import prepared, texts
 from tests.goldens.loading import FOLDER
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.training.runs import SharingTrainer, fit, folder_of, losses, make_run, make_trainer, run_config, saved_state
+from tests.training.runs import (
+    Recorder,
+    SharingTrainer,
+    fit,
+    folder_of,
+    losses,
+    make_run,
+    make_trainer,
+    run_config,
+    saved_state,
+)
 
 
 def config_of(to: Path, steps: int, **sections: Any) -> Config:
@@ -155,24 +164,11 @@ def test_a_trainer_saves_what_fit_and_from_checkpoint_go_on_from(tmp_path: Path)
 
 def test_steps_that_fit_discards_are_reported(tmp_path: Path):
     """It continues from the newest checkpoint; the steps before it, taken by hand, have no records to lose."""
-
-    class Heard(Listener):
-        def message(self, text: str) -> None:
-            said.append(text)
-
-    said: list[str] = []
     trainer = make_trainer(config_of(tmp_path, 3))
     trainer.step()
     trainer.save()
     trainer.step()
-    trainer.fit([Heard()])
-    assert [text for text in said if "checkpoint of step 1, without the 1 later step" in text]
-    (records,) = [text for text in said if "metrics.jsonl" in text]
+    trainer.fit([recorded := Recorder()])
+    assert [text for text in recorded.messages if "checkpoint of step 1, without the 1 later step" in text]
+    (records,) = [text for text in recorded.messages if "metrics.jsonl" in text]
     assert "Trainer.step" in records and "empty" not in records
-
-
-def test_steps_by_hand_count_in_the_tokens_of_a_run(tmp_path: Path):
-    whole, config = (config_of(tmp_path / name, 3) for name in ("whole", "by-hand"))
-    trainer = make_trainer(config)
-    trainer.step()
-    assert trainer.fit([]).tokens == fit(whole)[0].tokens

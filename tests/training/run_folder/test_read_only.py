@@ -14,6 +14,7 @@ from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
 from tests.sentences import refused, refused_by_command
+from tests.training.run_folder.test_folder import contents
 from tests.training.runs import fit, folder_of, losses, run_config, write_config
 
 STEPS = 4
@@ -64,10 +65,6 @@ def copy_of(whole: Config, folder: Path, steps: int = STEPS) -> Config:
     config = config_in(folder, steps)
     shutil.copytree(folder_of(whole), folder_of(config))
     return config
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_a_new_run_where_nobody_may_write_is_one_sentence_and_exit_code_2(
