@@ -63,7 +63,7 @@ def tree_attention(
         ValueError: If the keys do not vary over context ranks.
     """
 
-    parts, ends = len(blocks), blocks.cumsum()
+    parts, stops = len(blocks), blocks.cumsum()
     queries, indices = (x.reshape(parts, -1, *x.shape[1:]) for x in (q, q_indices))
 
     def attend(part: jax.Array, block: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -75,8 +75,8 @@ def tree_attention(
         return out, lse
 
     def add(step: jax.Array, before: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        part = (step >= ends).sum()
-        (out, lse), (other, log) = (x[part] for x in before), attend(part, step - (ends - blocks)[part])
+        part = (step >= stops).sum()
+        (out, lse), (other, log) = (x[part] for x in before), attend(part, step - (stops - blocks)[part])
         both = jnp.logaddexp(lse, log)
         of = lambda log: jnp.exp(log - jnp.where(both == -jnp.inf, 0.0, both))[..., None]
         return before[0].at[part].set(out * of(lse) + other * of(log)), before[1].at[part].set(both)
@@ -84,7 +84,7 @@ def tree_attention(
     out, lse = attend(jnp.array(0), jnp.array(0))
     if not isinstance(blocks, np.ndarray):
         empty = lambda x, value: jnp.full((parts, *x.shape), value, x.dtype).at[0].set(x)
-        out, lse = lax.fori_loop(jnp.minimum(blocks[0], 1), ends[-1], add, (empty(out, 0.0), empty(lse, -jnp.inf)))
+        out, lse = lax.fori_loop(jnp.minimum(blocks[0], 1), stops[-1], add, (empty(out, 0.0), empty(lse, -jnp.inf)))
     out, lse = out.reshape(*q.shape[:2], -1), lse.reshape(q.shape[:2])
     peak = reduce_max(lse, ("context",))
     if sinks is not None:

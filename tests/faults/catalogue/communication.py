@@ -11,18 +11,9 @@ COMMUNICATION = (
         "jaxpar/model/embedding.py",
         old="rows, cotangent = join_ranks(rows, added[1]), scatter_rows(cotangent, added[1])",
         new="rows = jnp.concatenate([rows] * lax.axis_size(added[1])); cotangent = scatter_rows(cotangent, added[1])",
-<<<<<<< HEAD
-        caught_by=(EMBEDDING,)),
+        caught_by=(f"{OVERLAP}[rows of the embedding, ZeRO-3]",)),
     Fault("dropped_sum_of_partial_outputs", "Tensor ranks keep their own partial sum of a block's output.",
         "jaxpar/mesh/collectives.py",
-=======
-        caught_by=(f"{OVERLAP}[rows of the embedding, ZeRO-3]",),
-    ),
-    Fault(
-        name="dropped_sum_of_partial_outputs",
-        description="Tensor ranks keep their own partial sum of a block's output.",
-        file="jaxpar/mesh/collectives.py",
->>>>>>> g/tests1
         old='return _scatter(x, ("tensor",), 1, "scatter_sequence")',
         new='part = x.shape[1] // lax.axis_size("tensor"); '
         'return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * part, part, 1)',
@@ -43,20 +34,9 @@ COMMUNICATION = (
         "jaxpar/mesh/quantized/travel.py",
         old="parts = _gathered(x, axes, levels.between, transport.weight) if levels.nodes > 1 else x[None]",
         new="parts = jnp.broadcast_to(x[None], (levels.nodes, *x.shape))",
-<<<<<<< HEAD
-        caught_by=(
-            "tests/training/parity/test_quantized.py::test_hpz_gives_the_numbers_of_one_device"
-            "[hpZ shard, accumulation, remat, tied]",)),
+        caught_by=(f"{OVERLAP}[hpZ, accumulation, remat]",)),
     Fault("other_nodes_gradients_dropped", "What the other nodes summed of a quantized gradient is left out.",
         "jaxpar/mesh/quantized/travel.py",
-=======
-        caught_by=(f"{OVERLAP}[hpZ, accumulation, remat]",),
-    ),
-    Fault(
-        name="other_nodes_gradients_dropped",
-        description="What the other nodes summed of a quantized gradient is left out.",
-        file="jaxpar/mesh/quantized/travel.py",
->>>>>>> g/tests1
         old="    if levels.nodes == 1:\n        return x[0, 0]",
         new="    if levels.nodes > 0:\n        return x[0, 0]",
         caught_by=(
@@ -71,18 +51,9 @@ COMMUNICATION = (
         old="weight = gather_shards(weight, over, dim - unstacked, transport.exact if over == REPLICAS else transport)",
         new="weight = jnp.concatenate([weight] * jax.lax.axis_size(over), dim - unstacked) if over == REPLICAS "
         "else gather_shards(weight, over, dim - unstacked, transport)",
-<<<<<<< HEAD
-        caught_by=(OVER_REPLICAS,)),
+        caught_by=(f"{OVERLAP}[state over replicas, ZeRO-3]",)),
     Fault("doubled_loss", "The reported loss is also summed over the ranks that split the vocabulary.",
         "jaxpar/training/step/forward_backward.py",
-=======
-        caught_by=(f"{OVERLAP}[state over replicas, ZeRO-3]",),
-    ),
-    Fault(
-        name="doubled_loss",
-        description="The reported loss is also summed over the ranks that split the vocabulary.",
-        file="jaxpar/training/step/forward_backward.py",
->>>>>>> g/tests1
         old="return reduce_sum(local, [axis for axis in AXES if axis not in alike])",
         new='import jax; return reduce_sum(jax.lax.pcast(local, alike, to="varying"), AXES)',
         caught_by=(parity(tensor=2, fsdp=4), pipeline_parity(pipe_ends="shared"))),
