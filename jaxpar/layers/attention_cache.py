@@ -94,7 +94,8 @@ class SlotTable:
         model, rows, ranks = self.model, self.rows, lax.axis_size("context")
         parts = _parts(len(rows.lengths)) if self.paged else 1
         # By length, so that few rows of a part are much shorter than its longest one.
-        order = jnp.argsort(rows.lengths) if parts > 1 else slice(None)
+        by_length = jnp.argsort(rows.lengths) if parts > 1 else None
+        order = slice(None) if by_length is None else by_length
         lengths = rows.lengths[order]
 
         def page(part: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -116,7 +117,7 @@ class SlotTable:
             mask=Mask(causal=True, window=window_of(model)), q_indices=lengths - 1,
             scale=attention_scale(model), softcap=model.attention_softcap, sinks=sinks[0] if sinks else None,
         )  # fmt: skip
-        return vary(out if parts == 1 else out[jnp.argsort(order)])[None]
+        return vary(out if by_length is None else out[jnp.argsort(by_length)])[None]
 
     @property
     def _pages(self) -> Int[Array, "batch pages"]:
