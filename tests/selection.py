@@ -3,7 +3,7 @@
 - `quick` (`make test`): tests without the marks `long` and `release` that took less than `SLOW` seconds when they were
   recorded, and of a matrix (`@pytest.mark.matrix(quick=2, ci=4)`, or by name: `quick=("ring",)`) the quick rows.
 - `ci` (`make test-ci`, beside `make test` in `.ci/run`): whole files of the other tests in the order of the draw, as
-  long as what they took (`tests/seconds.json`) fits in `--budget` seconds of processor time; and of a fifth of the
+  long as what they took (`tests/seconds.json`) fits in `--budget` seconds of processor time; and of an eighth of the
   matrices, or of all that are marked `always=True`, `ci` more rows.
 - `all` (`make test-all`): everything, also what is marked `release`.
 
@@ -28,7 +28,7 @@ BUDGET = 240.0
 """Seconds of processor time for the long tests of one commit, on the machine that recorded `tests/seconds.json`."""
 SLOW = 2.5
 """Seconds of processor time, compilation included, from which on a test is long."""
-ONE_OF = 5
+ONE_OF = 8
 """Number of matrices among which one has its turn with a commit."""
 
 

@@ -38,13 +38,11 @@ from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.stage_work import layout_of
 from jaxpar.planner.step_time.model import StepTime
-from jaxpar.trace.parts import Run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 COMPILED = Path(__file__).parent / "compiled.csv"
 MESSAGES = ("gathers", "scatters", "sums", "host", "state", "context", "tensor", "experts", "pipe")
-"""Kinds of messages, each with a column of the seconds that they need and one of those that are exposed
-(`..._exposed`): gathers of weights, reduce-scatters of gradients, sums over replicas, copies of activations to and
+"""Kinds of messages: gathers of weights, reduce-scatters of gradients, sums over replicas, copies of activations to and
 from the host, those of the optimizer's state, and what context ranks, tensor ranks, ranks of experts and stages send
 each other."""
 TIMEOUT_S = 1800.0
@@ -57,14 +55,10 @@ SHOWN = {
 """Columns of the table, and kinds of `MESSAGES`."""
 HEAD = (
     "# Compiled programs, of XLA's GPU compiler, by what they were made from; their parts are in parts.csv.",
-    "# Seconds of a step, needed and exposed by kind of message: of rows that were compiled before parts were kept.",
     "# The command of a row: python -m jaxpar.inspect --config configs/CONFIG.yaml --cluster CLUSTER --set OVERRIDES",
     "# python -m benchmarks.planner.compiled --write renews it.",
 )
-COLUMNS = (
-    "config", "cluster", "overrides", "mesh", "compute",
-    *(name + end for name in MESSAGES for end in ("", "_exposed")),
-)  # fmt: skip
+COLUMNS = ("config", "cluster", "overrides", "mesh")
 WAITED = ("tensor", "context", "exchange", "data", "scales", "offload")
 """Parts of a predicted step that wait for what a program shows as exposed."""
 KINDS = {"gather_weight": "gathers", "scatter_gradient": "scatters"}
@@ -86,9 +80,7 @@ class Program:
     mesh: str = ""
     """In words."""
     parts: tuple[Row, ...] = ()
-    """The rows of parts.csv; empty for a program that was compiled before there were parts."""
-    before: Times | None = None
-    """Seconds of such a program."""
+    """The rows of parts.csv; empty for a program that was not compiled yet."""
 
     @property
     def key(self) -> Key:
@@ -98,9 +90,7 @@ class Program:
     @cached_property
     def times(self) -> Times:
         """The program on the clock."""
-        if not self.parts:
-            assert self.before is not None, "a row that was written"
-            return self.before
+        assert self.parts, f"not compiled: {self.command}"
         cluster = parse_cluster(self.cluster)
         return times_of(self.parts, StepTimer(cluster.gpu, cluster, hardware_of(cluster.gpu)))
 
@@ -127,8 +117,8 @@ class Program:
 
 
 def read_programs(file: Path = COMPILED, parts: Path = PARTS) -> list[Program]:
-    """The rows of a file, with their parts. Raises `UserError` for one that is not of this form, that is there twice or
-    has both parts and seconds, and for parts of no row."""
+    """The rows of a file, with their parts. Raises `UserError` for one that is not of this form or is there twice, and
+    for parts of no row."""
     parts_by_key = read_parts(parts)
     with file.open(newline="") as stream:
         lines = (line for line in stream if not line.startswith("#"))
@@ -144,18 +134,10 @@ def read_programs(file: Path = COMPILED, parts: Path = PARTS) -> list[Program]:
 
 
 def _read(place: str, row: Mapping[str, str], parts: Mapping[Key, tuple[Row, ...]]) -> Program:
-    try:
-        needed = {name: float(row[name] or 0) for name in MESSAGES}
-        exposed = {name: float(row[f"{name}_exposed"] or 0) for name in MESSAGES}
-        compute = float(row["compute"] or 0)
-        before = Times(Run(compute + sum(exposed.values()), compute), needed, exposed) if compute else None
-        one = Program(row["config"], row["cluster"], tuple(row["overrides"].split()), row["mesh"], before=before)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{place}: expected a cell in each column, numbers in those of seconds; {error}") from None
-    rows = parts.get(one.key, ())
-    if rows and before is not None:
-        raise UserError(f"{place}: expected seconds or parts in {PARTS.name}, and both are there")
-    return replace(one, parts=rows)
+    if set(row) != {*COLUMNS} or None in row.values():
+        raise UserError(f"{place}: expected a cell in each of the columns {', '.join(COLUMNS)}")
+    one = Program(row["config"], row["cluster"], tuple(row["overrides"].split()), row["mesh"])
+    return replace(one, parts=parts.get(one.key, ()))
 
 
 def prepared(program: Program) -> tuple[Config, Cluster]:
@@ -177,7 +159,7 @@ def compiled(program: Program) -> Program:
     parts = rows_of(analysis, {
         one.transfer.start.name: shares(one, copied(layout)) for one in analysis.movements
     })  # fmt: skip
-    return replace(program, mesh=words.axes(layout), parts=tuple(parts), before=None)
+    return replace(program, mesh=words.axes(layout), parts=tuple(parts))
 
 
 def copied(layout: Layout) -> str:
@@ -228,33 +210,21 @@ def write_rows(programs: Sequence[Program], file: Path = COMPILED, parts: Path =
         stream.write("\n".join(HEAD) + "\n")
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(map(_cells, programs))
-
-
-def _cells(one: Program) -> dict[str, str]:
-    shown = lambda seconds: f"{seconds:.4g}" if seconds else ""
-    row = {"config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides), "mesh": one.mesh}
-    if one.before is None:
-        return row
-    row |= {"compute": shown(one.before.step.compute)}
-    for name in MESSAGES:
-        row |= {name: shown(one.before.needed[name]), f"{name}_exposed": shown(one.before.exposed[name])}
-    return row
+        writer.writerows(dict(zip(COLUMNS, (*one.key, one.mesh), strict=True)) for one in programs)
 
 
 def table(programs: Sequence[Program]) -> list[str]:
     """Lines of a table: the seconds that programs wait for messages, of those that the messages need, beside the
-    planner's; the last column has its difference as a share of the step."""
+    planner's and its difference as a share of the step; the last column has the difference of the steps."""
     lines = [
-        f"| | configuration, cluster | mesh | compute | {' | '.join(SHOWN)} | others | waits | planner | |",
-        "|---" * (len(SHOWN) + 8) + "|",
+        f"| | configuration, cluster | mesh | compute | {' | '.join(SHOWN)} | others | waits | planner | | step |",
+        "|---" * (len(SHOWN) + 9) + "|",
     ]
     differences, steps = list[float](), list[float]()
     for number, one in enumerate(programs, 1):
         found = predicted(*prepared(one))
         expected = sum(found.breakdown[name] for name in WAITED)
-        if one.parts:
-            steps.append(found.program.seconds / one.times.step.seconds - 1)
+        steps.append(found.program.seconds / one.times.step.seconds - 1)
         cells = [_waited(one, (kind,)) for kind in SHOWN.values()]
         cells.append(_waited(one, [kind for kind in MESSAGES if kind not in (*SHOWN.values(), "pipe")]))
         waits = sum(seconds for name, seconds in one.exposed.items() if name != "pipe")
@@ -262,15 +232,15 @@ def table(programs: Sequence[Program]) -> list[str]:
         differences.append((expected - waits) / (one.compute + waits))
         lines.append(
             f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {one.compute:.3g} s | "
-            f"{' | '.join(cells)} | {waits:.3g} s | {expected:.3g} s | {differences[-1]:+.1%} |"
+            f"{' | '.join(cells)} | {waits:.3g} s | {expected:.3g} s | {differences[-1]:+.1%} | {steps[-1]:+.1%} |"
         )
     apart = lambda shares: (
         f"{median(map(abs, shares)):.1%} of a step in the median, {max(map(abs, shares)):.1%} at most"
     )
-    lines += ["", f"The planner's seconds of waiting are apart from the programs' by {apart(differences)}."]
-    if steps:
-        lines.append(f"Its steps are apart from those of {plural(len(steps), 'program')} by {apart(steps)}.")
-    return lines
+    return [
+        *lines, "", f"The planner's seconds of waiting are apart from the programs' by {apart(differences)}.",
+        f"Its steps are apart from those of {plural(len(steps), 'program')} by {apart(steps)}.",
+    ]  # fmt: skip
 
 
 def _waited(one: Program, kinds: Sequence[str]) -> str:

@@ -122,7 +122,7 @@ class _Layer:
         self.routed = {one.name: self.shape.numbers(one) for one in made if {ROUTED, RECEIVED} & {*one.dims}}
         self.widths = {one.name: self.shape.width(one.dims) for one in made if one.name not in self.routed}
         self.groups = {
-            (part.name, one.weights): self._group(part, one)
+            (part.name, one): self._group(part, one)
             for part, one in self.shape.layer.operations
             if isinstance(one, Matmuls)
         }
@@ -165,7 +165,7 @@ class _Layer:
 
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
         """One matmul with all matrices of a group and the work on its outputs, divided among these by width."""
-        counted, sent = self.groups[part.name, group.weights], 0.0
+        counted, sent = self.groups[part.name, group], 0.0
         if counted.sent_bytes is not None:
             sent = self.shape.gathered(part, group) * self.messages.gathered(counted.sent_bytes)
         rotated, passes = self.rotations(group), self._layout(group) + counted.moved
@@ -200,7 +200,7 @@ class _Layer:
 
     def back(self, part: Part, group: Matmuls) -> Work:
         """The matmul back into the residual stream."""
-        counted = self.groups[part.name, group.weights]
+        counted = self.groups[part.name, group]
         factors = [one for name in group.weights if (one := self.dense.low_rank(part, group, name))]
         matmul = counted.forward + sum(one.forward for one in factors)
         moved = counted.moved + sum(one.moved for one in factors)
@@ -268,7 +268,7 @@ class _Layer:
         """The backward of a group of matmuls without passes over memory, the seconds of it that gradients of weights
         take, and bytes of the passes: casts, rotation, layout, addition, biases. Frozen matrices have none, and their
         factors have."""
-        counted, frozen = self.groups[part.name, group.weights], self.case.frozen
+        counted, frozen = self.groups[part.name, group], self.case.frozen
         factors = [one for name in group.weights if (one := self.dense.low_rank(part, group, name))]
         weight = sum(one.weight for one in factors) if frozen else counted.weight
         inward = counted.inward + sum(one.inward for one in factors)

@@ -97,9 +97,11 @@ class SlotTable:
         by_length = jnp.argsort(rows.lengths) if parts > 1 else None
         order = slice(None) if by_length is None else by_length
         lengths = rows.lengths[order]
+        tables = self._pages[order].reshape(parts, len(lengths) // parts, -1) if self.paged else None
 
         def page(part: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-            table, last = (x[order].reshape(parts, -1, *x.shape[1:])[part] for x in (self._pages, rows.lengths - 1))
+            assert tables is not None, "rows have pages"
+            table, last = tables[part], lengths.reshape(parts, -1)[part] - 1
             index = at * rows.page + jnp.arange(0, rows.page, ranks) + lax.axis_index("context")
             # A page may have numbers of an earlier row that were not finite.
             valid = (index <= last[:, None])[:, None, :, None]

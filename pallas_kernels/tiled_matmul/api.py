@@ -125,7 +125,8 @@ def check(left: Array, left_scales: Array, right: Array, right_scales: Array, si
     shapes += "" if sizes is None else f" and group sizes {sizes.shape}"
     groups = () if sizes is None else sizes.shape
     ranks = tuple(x.ndim for x in (left, left_scales, right, right_scales))
-    if ranks != (2, 2, 2 + len(groups), 2 + len(groups)) or len(groups) > 1 or left.shape[1] != right.shape[-1]:
+    of_groups = len(groups) == (sizes is not None)
+    if ranks != (2, 2, 2 + len(groups), 2 + len(groups)) or not of_groups or left.shape[1] != right.shape[-1]:
         raise ValueError(
             "a matmul of tiles is of [m, k] and [n, k], or of rows [m, k], weights [groups, n, k] and sizes [groups], "
             f"with scales of both, got {shapes}"

@@ -3,11 +3,21 @@
 import re
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
+import jax
+from jax import lax
+
+from jaxpar.config.kinds import ALL
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.placements import bytes_per_device
+from jaxpar.pipeline.execution.inputs import Seeds
+from jaxpar.runtime.passes import Side
+from jaxpar.training.step import forward_backward
 from jaxpar.training.step.train_step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s
 from tests.small_run import small
@@ -16,8 +26,12 @@ LAYERS, DEVICES = 24, 8
 
 
 def measure(*cases: str) -> dict[str, Any]:
-    """Facts of the step compiled under each remat preset: see `facts_of`."""
-    return {case: facts_of(case) for case in cases}
+    """Facts of the step compiled under each remat preset, or with `plain_scan`: see `facts_of`."""
+    facts = {case: facts_of(case) for case in cases if case != "plain_scan"}
+    if "plain_scan" in cases:
+        with mock.patch.object(forward_backward, "execute", execute_plainly):
+            facts["plain_scan"] = facts_of("none")
+    return facts
 
 
 def facts_of(remat: str) -> dict[str, Any]:
@@ -52,6 +66,40 @@ def facts_of(remat: str) -> dict[str, Any]:
         "shards": held(roles.storage) + held(roles.gradient),
         "loops": loop_facts(compiled.as_text()),
     }
+
+
+def execute_plainly(
+    program: Any, stages: Any, weights: Any, accumulators: Any, microbatches: Any, seeds: Seeds, shared: Any
+) -> tuple[Any, Any, Side]:
+    """What one would write first, with the numbers of `execute`: one microbatch, its layers left to autodiff."""
+    data = jax.tree.map(lambda a: a[0], microbatches) | shared
+
+    def objective(accumulators: Any, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        x = scan_layers(stages, weights["layers"][ALL], accumulators["layers"][ALL], x, stages.token_context(data))
+        return stages.loss(weights, accumulators, x, data)
+
+    value, pullback, reported = jax.vjp(objective, accumulators, stages.embed(weights, data), has_aux=True)
+    gradients, dx = pullback(vary(seeds.objective.astype(value.dtype), varying_axes(value)))
+    return stages.embed_gradients(weights, data, dx, gradients), reported, Side({}, None, None)
+
+
+def scan_layers(stages: Any, weights: Any, accumulators: Any, x: jax.Array, tokens: Any) -> jax.Array:
+    """A scan that gathers."""
+
+    @jax.custom_vjp
+    def load(w: Any, accumulator: Any) -> Any:
+        return gather(w, stages.placements, part=("layers", ALL), unstacked=True)
+
+    load.defvjp(
+        lambda w, accumulator: (load(w, accumulator), None),
+        lambda _, dw: (None, to_accumulators(dw, stages.placements, part=("layers", ALL), unstacked=True)),
+    )
+
+    def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
+        index, w, accumulator = layer
+        return stages.loop.stacks[ALL].program.run(load(w, accumulator), x, index, tokens[ALL])[0], None
+
+    return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, accumulators))[0]
 
 
 @dataclass(frozen=True)

@@ -105,13 +105,13 @@ class ShardedTokens:
         if len(places):
             low, high = np.searchsorted(self._stops, [places.min(), places.max()], side="right")
             if low == high:  # As is usual: the tokens of a row are near each other.
-                return self._shards[low].at(places - (self._stops[low] - len(self._shards[low])))
+                return self._shards[low].read_at(places - (self._stops[low] - len(self._shards[low])))
         numbers = np.searchsorted(self._stops, places, side="right")
         values = np.empty(len(places), self.dtype)
         for shard in np.unique(numbers):
             chosen = numbers == shard
             begin = int(self._stops[shard]) - len(self._shards[shard])
-            values[chosen] = self._shards[shard].at(places[chosen] - begin)
+            values[chosen] = self._shards[shard].read_at(places[chosen] - begin)
         return values
 
     def check(self) -> None:

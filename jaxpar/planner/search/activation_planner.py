@@ -72,11 +72,6 @@ class ActivationPlanner(Kernels):
         if self.fixed_remat is None:
             yield from self._mixtures()
 
-    @property
-    def fits_at_once(self) -> bool:
-        """Whether the fastest preset fits, with nothing on the host."""
-        return self.memory(self._presets[0]).device <= self.limit
-
     def least(self) -> MemoryEstimate:
         """The least memory: everything recomputed, and nothing more on the host."""
         return self.memory("full" if self.fixed_remat is None else self.fixed_remat)

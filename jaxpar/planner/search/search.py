@@ -228,12 +228,6 @@ class Search:
     def _schedules(self, group: Group, choice: Choice, floor: float, layers: float) -> Iterator[Child]:
         schedules = self.space.schedules(group.pipe, self.bounds.microbatches(group))
         every = [choice._replace(schedule=name, virtual_stages=virtual) for name, virtual in schedules]
-        if choice.optimizer_offload and self.bounds.alike and False in self.space.offloads():
-            # Where all fits beside the state, with that on the host it would only be slower.
-            beside = lambda own: self.activations(group, own._replace(optimizer_offload=False))
-            every = [own for own in every if not beside(own).fits_at_once]
-            if not every:
-                return
         least = self.bounds.bare(group, choice._replace(context_strategy="allgather")).least()
         if least.device - least.saved_activations > self.usable:
             self.effort.too_large += 1

@@ -57,6 +57,10 @@ def test_a_packed_call_that_is_not_that_of_plain_xla_is_not_timed(monkeypatch: p
     assert "cudnn" in asked
 
 
+def test_of_mosaic_the_gradient_of_queries_alone_may_differ_in_the_second_run():
+    assert attention.VARYING["mosaic"] == ("dq",)
+
+
 def test_pytorch_gets_values_of_the_width_of_the_case():
     class Array(NamedTuple):
         shape: tuple[int, ...]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from jaxpar.precision.grouped import in_full_tiles
+from jaxpar.precision.grouped import tile_aligned_places
 from jaxpar.precision.recipe import E4M3, E5M2
 from jaxpar.precision.scale import QuantizedTensor, quantize_tiles
 from pallas_kernels.choice import UNVERIFIED
@@ -68,7 +68,7 @@ def operands(case: Case) -> tuple[QuantizedTensor, QuantizedTensor, jax.Array | 
     magnitudes = lambda *shape: 10.0 ** draw.integers(-3, 4, shape)
     if case.of == "weights":
         assert sizes is not None
-        places = in_full_tiles(sizes, case.m, 128)
+        places = tile_aligned_places(sizes, case.m, 128)
         row, used = np.asarray(places.row), int(places.sizes.sum())
 
         def codes(columns: int, form: str) -> QuantizedTensor:

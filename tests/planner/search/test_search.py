@@ -22,7 +22,6 @@ from jaxpar.planner.report.text import host_words
 from jaxpar.planner.search.asked import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided, parse_fixed
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Choice, Group
 from jaxpar.planner.settings import as_remat, of_all_names, plan_on
 from jaxpar.planner.stage_work import layout_of
 from tests.planner.spaces import choices, model_of, search_of
@@ -62,32 +61,9 @@ def everything(search: Search) -> list[Candidate]:
     found = []
     for group in search.space.groups():
         for choice in choices(search.space, group):
-            if not is_slower(search, group, choice):
-                found += timed(search, group, choice)
+            for kept in search.activations(group, choice).options():
+                found.append(Candidate(kept.layout, search.timer.step(kept.layout), kept.memory))
     return sorted(found, key=lambda one: one.seconds)
-
-
-def timed(search: Search, group: Group, choice: Choice) -> list[Candidate]:
-    """The layouts of a choice that fit."""
-    options = search.activations(group, choice).options()
-    return [Candidate(kept.layout, search.timer.step(kept.layout), kept.memory) for kept in options]
-
-
-def is_slower(search: Search, group: Group, choice: Choice) -> bool:
-    """Whether a choice with the state on the host is left out, since all is saved without."""
-    beside = search.activations(group, choice._replace(optimizer_offload=False))
-    return choice.optimizer_offload and False in search.space.offloads() and beside.fits_at_once
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_state_on_the_host_is_left_out_only_where_it_is_slower(name: str):
-    search = SPACES[name]
-    for group in search.space.groups():
-        for choice in choices(search.space, group):
-            if is_slower(search, group, choice):
-                beside = min(one.seconds for one in timed(search, group, choice._replace(optimizer_offload=False)))
-                least = min((one.seconds for one in timed(search, group, choice)), default=beside)
-                assert beside <= least * (1 + 1e-9), choice
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -18,6 +18,7 @@ from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.reading.options import options_of
 from tests.given_weights import state_with
 from tests.reference import decoder64, trainer64
+from tests.reference.options import DEFAULTS, spelled_out
 from tests.reference.small import random_weights
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
@@ -124,15 +125,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "logit_divisor": 0.25,
     },
 }  # fmt: skip
+NEUTRAL = {
+    "window": None, "chunk": None, "attention_temperature": None,
+    "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
+    "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
+    "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
+    "altup": None, "activation_sparsity": 0.0, "laurel_rank": None, "value_norm": False,
+    "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0,
+    "residual_mixer_output": 1.0, "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
+}  # fmt: skip
+
+
+def option_case(name: str) -> tuple[SmallRun, dict[str, Any], Any, dict[str, np.ndarray]]:
+    """The run, its model options, weights whose norms and biases are not at their neutral values, and a batch."""
+    run = SmallRun(small(model=SHAPE | OPTIONS[name], parallel=SPLIT))
+    options = asdict(run.config.model)
+    weights = random_weights(options, padded_vocab=64, positions=options["max_positions"])
+    return run, options, weights, into_documents(run.rows(0), 0)
 
 
 @pytest.mark.matrix(quick=1, ci=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_and_gradients_of_options_equal_float64(name: str):
-    """Norms and biases of the weights are not at their neutral values."""
-    run = SmallRun(small(model=SHAPE | OPTIONS[name], parallel=SPLIT))
-    options, rows = asdict(run.config.model), into_documents(run.rows(0), 0)
-    weights = random_weights(options, padded_vocab=64, positions=options["max_positions"])
+    run, options, weights, rows = option_case(name)
     loss, gradients = jax.device_get(run.step.gradients(state_with(run.step, weights), run.place(rows)))
     wanted_loss, wanted = decoder64.loss_and_gradients(weights, options, rows)
     if options["z_loss"]:
@@ -144,3 +159,22 @@ def test_loss_and_gradients_of_options_equal_float64(name: str):
         wanted["layers"]["all"]["attention"].pop("key_bias")
     worst, leaf = worst_difference(gradients, wanted)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_of_these_options_changes_the_loss_by_far_more_than_the_tolerance(name: str):
+    _, options, weights, rows = option_case(name)
+    loss = decoder64.loss(weights, options, rows)
+    others = NEUTRAL | {"activation": "gelu" if options["activation"] == "relu2" else "relu2"}
+    if options["norm_placement"] in ("stream", "parallel_norms"):  # other placements have other weights
+        others["norm_placement"] = "pre"
+    if options["norm"].endswith("layernorm"):
+        del others["norm"]
+    options = spelled_out(options)
+    inside = {
+        key for key, usual in DEFAULTS.items() if key.startswith(("rope_", "residual_")) and options[key] != usual
+    }
+    for option in (OPTIONS[name].keys() | inside) & others.keys():
+        without = decoder64.loss(weights, options | {option: others[option]}, rows)
+        assert abs(without - loss) > 100 * TOLERANCE * loss, option

@@ -54,22 +54,26 @@ def outputs(job: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 
 JOBS: dict[str, dict[str, Any]] = {
-    "a mesh": {"parallel": MESH},
+    "a mesh": {"parallel": MESH, "checkpoint": {"every": 2}},
     "a stream": {"parallel": MESH, "model": {"vocab": None}},
-    "an island each": {"parallel": {"islands": 2, "fsdp": 2, "tensor": 2}, "islands": {"every": 2, "delay": 1}},
+    "an island each": {
+        "parallel": {"islands": 2, "fsdp": 2, "tensor": 2}, "islands": {"every": 2, "delay": 1},
+        "checkpoint": {"every": 3},
+    },
     "state in files of one folder": {"parallel": MESH, "memory": {"optimizer_offload": "file"}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", JOBS)
 def test_two_processes_train_as_one(tmp_path: Path, name: str):
-    """Processes of one id, as in containers; then one process goes on. With files a second job does so before."""
+    """Then one process goes on. With files a second job does so before, with processes of one id, as in containers."""
     sections: dict[str, Any] = {"evaluation": {"every": 2, "batches": 2, "sample_tokens": 3}} | JOBS[name]
     (disk := tmp_path / "disk").mkdir()
-    jobs = [4]
+    jobs, how = [4], dict[str, str]()
     if "memory" in sections:
         sections["memory"], jobs = sections["memory"] | {"offload_dir": str(disk)}, [2, 4]
+        how["program"] = "tests.training.run.one_id"
     if name == "a stream":
         path, tokenizer = write_jsonl(tmp_path / "a.jsonl", texts(400)), write_tokenizer(tmp_path / "tokenizer.json")
         data = {"source": "stream", "path": str(path), "tokenizer": str(tokenizer), "workers": 1}
@@ -78,7 +82,7 @@ def test_two_processes_train_as_one(tmp_path: Path, name: str):
     wanted, _ = fit(one)
     for steps in jobs:
         two = run_config(tmp_path / "two", steps, **sections)
-        done = outputs(start_job(two, tmp_path / "two.yaml", 2, program="tests.training.run.one_id"))
+        done = outputs(start_job(two, tmp_path / "two.yaml", 2, **how))
         assert [code for code, _, _ in done] == [0, 0], done
         assert f"saved checkpoints/{steps:08d}" in done[0][1]
         assert all(word not in done[1][1] for word in ("plan", "loss", "saved")), "only the first one speaks"
