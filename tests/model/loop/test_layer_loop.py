@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.kinds import ALL
 from jaxpar.config.plan import AxisSizes, Dtypes
-from jaxpar.mesh.axes import vary
+from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.layer_order import Chunk, LayerOrder
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
@@ -335,7 +335,7 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
         into = Accumulator(Chunk(zero_accumulators(weights, placements, part="layers"), 0, 0))
         dx, accumulators, side = loop.backward(chunk, Cotangents(y), tokens, Saved(stash, 0), into, side)
         accumulators = loop.weight_gradients(weights, tokens, Accumulator(Chunk(accumulators, 0, 0)), side)
-        return jax.lax.pmax((alone, dx), tuple(dict(sizes))), to_optimizer({"layers": accumulators}, placements)
+        return jax.lax.pmax((alone, dx), AXES), to_optimizer({"layers": accumulators}, placements)
 
     layout, whole = placements.optimizer.layout, PartitionSpec()
     results = (whole, whole), layout
