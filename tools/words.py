@@ -17,18 +17,18 @@ FOLDERS = ("jaxpar", "pallas_kernels")
 FIRST_WORDS = "docstrings that begin with Of, Those, That of, What or Which"
 FRAGMENTS = "docstrings that begin with How, Where, By, For, From, In, As, With, Like or Why"
 LIMITS = {
-    "own": 96,
-    "found": 117,
+    "own": 90,
+    "found": 114,
     "given": 43,
     "counts": 114,
     "whole": 35,
     "kept": 56,
-    "ends": 96,
+    "ends": 95,
     "codes": 4,
     "unseen": 0,
     "held": 50,
     "place": 178,
-    "number": 436,
+    "number": 432,
     "seen": 109,
     "filed": 2,
     "away": 5,
@@ -39,11 +39,11 @@ LIMITS = {
     "lookout": 0,
     "residency": 30,
     "wire": 61,
-    "counted": 98,
+    "counted": 94,
     "heldout": 0,
     "secondary": 0,
     FIRST_WORDS: 0,
-    FRAGMENTS: 297,
+    FRAGMENTS: 296,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""
 

@@ -15,7 +15,7 @@ from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES
-from jaxpar.precision.recipe import without_fp8
+from jaxpar.precision.recipe import unquantized
 
 SMALLEST_BUCKET = 64
 """Rows are padded to this many tokens, or to the next power of two above."""
@@ -55,7 +55,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         weights_offload="none", offload_dir=None, mlp_tiles=1, loss_tiles=1,
     )  # fmt: skip
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False, routing=None)
-    precision = without_fp8(config.precision)
+    precision = unquantized(config.precision)
     return replace(
         config, parallel=parallel, precision=precision, memory=memory, data=data, loss=LossConfig(),
         islands=IslandsConfig(),

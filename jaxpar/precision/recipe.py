@@ -66,7 +66,7 @@ def recipe_of(precision: PrecisionConfig) -> Recipe | None:
     return Recipe(precision.matmul == "fp8_delayed", tiles, backend=precision.matmul_options.backend)
 
 
-def without_fp8(precision: PrecisionConfig) -> PrecisionConfig:
+def unquantized(precision: PrecisionConfig) -> PrecisionConfig:
     """`precision` without FP8."""
     usual = PrecisionConfig()
     names = [field.name for field in fields(PrecisionConfig) if field.name.startswith("matmul")]
