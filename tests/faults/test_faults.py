@@ -38,7 +38,7 @@ def copy_with(fault: Fault, folder: Path) -> None:
         compiled.unlink()
 
 
-@pytest.mark.matrix(ci=8, always=True)
+@pytest.mark.matrix(ci=4, always=True)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
 def test_a_seeded_fault_turns_its_tests_red(fault: Fault, tmp_path: Path):

@@ -16,15 +16,14 @@ from jaxpar.training.run.trainer import Trainer
 @pytest.mark.release
 @pytest.mark.timeout(1800)
 def test_the_shipped_configurations_learn(tmp_path: Path):
-    """One in five demonstrations is right, and no answer before rewards is; `docs/reinforcement.md` has three seeds
-    after 20 of the 30 steps."""
+    """One in five demonstrations is right, and no answer before rewards is; `docs/reinforcement.md` has three seeds."""
     folder = f"run.dir={tmp_path}"
     Trainer("configs/grpo_json_sft.yaml", overrides=[folder], devices=jax.devices()[:1]).fit([])
     begin = f"run.init_from={tmp_path}/grpo_json_sft"
     run = RolloutRun("configs/grpo_json.yaml", overrides=[folder, begin], devices=jax.devices()[:1])
     with closing(run.rewarder):
         before, rewards = run.evaluation(), []
-        for _ in range(20):
+        for _ in range(run.config.run.steps):
             run.step()
             rewards.append(run.last_metrics["reward"])
         after = run.evaluation()
