@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
@@ -113,7 +112,7 @@ class SlotTable:
             keys, values = read(lambda cached: cached)
             return keys.swapaxes(1, 2), values.swapaxes(1, 2), self._indices(self._window)
 
-        blocks = -(-lengths.reshape(parts, -1).max(axis=1) // rows.page) if self.paged else np.ones(1, int)
+        blocks = -(-lengths.reshape(parts, -1).max(axis=1) // rows.page) if self.paged else None
         out = tree_attention(
             q[0, order], page if self.paged else window, blocks,
             mask=Mask(causal=True, window=window_of(model)), q_indices=lengths - 1,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -23,7 +22,7 @@ from pallas_kernels.varying import vary_alike
 def tree_attention(
     q: Float[Array, "batch heads width"],
     read: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]],
-    blocks: Int[Array, " parts"] | np.ndarray,
+    blocks: Int[Array, " parts"] | None,
     *,
     mask: Mask,
     q_indices: Int[Array, " batch"],
@@ -41,7 +40,7 @@ def tree_attention(
     length - 1), and each slot the index of the token that it has or will have. A row without tokens, whose query has
     index -1, gets zeros; any number of ranks may have nothing that a row sees.
 
-    The rows are in equal parts, each of which reads as many blocks as its longest row has.
+    The rows are in equal parts. A part reads as many blocks as its longest row has.
 
     Args:
         q: The query of each row, the same on all context ranks; query head h uses KV head `h // (heads / kv_heads)`.
@@ -49,7 +48,8 @@ def tree_attention(
             values [rows, slots, kv_heads, value_width] and indices of them in their row [rows, slots], in any order;
             the first part's first block is read whether a row sees it or not. The new token's key is on one of the
             ranks.
-        blocks: Blocks that the rows of each part see, in order; the same on all ranks. An array of numpy has one 1.
+        blocks: Blocks that the rows of each part see, in order; the same on all ranks; None for one part of one
+            block.
         mask: What a query may see, causal for a cache that is not full; without a prefix and segments.
         q_indices: Index of each query in its row.
         scale: Factor of the scores; None means `1 / sqrt(width)`.
@@ -62,8 +62,7 @@ def tree_attention(
     Raises:
         ValueError: If the keys do not vary over context ranks.
     """
-
-    parts, stops = len(blocks), blocks.cumsum()
+    parts = len(blocks) if isinstance(blocks, Array) else 1
     queries, indices = (x.reshape(parts, -1, *x.shape[1:]) for x in (q, q_indices))
 
     def attend(part: jax.Array, block: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -74,17 +73,7 @@ def tree_attention(
         out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
         return out, lse
 
-    def add(step: jax.Array, before: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        part = (step >= stops).sum()
-        (out, lse), (other, log) = (x[part] for x in before), attend(part, step - (stops - blocks)[part])
-        both = jnp.logaddexp(lse, log)
-        of = lambda log: jnp.exp(log - jnp.where(both == -jnp.inf, 0.0, both))[..., None]
-        return before[0].at[part].set(out * of(lse) + other * of(log)), before[1].at[part].set(both)
-
-    out, lse = attend(jnp.array(0), jnp.array(0))
-    if not isinstance(blocks, np.ndarray):
-        empty = lambda x, value: jnp.full((parts, *x.shape), value, x.dtype).at[0].set(x)
-        out, lse = lax.fori_loop(jnp.minimum(blocks[0], 1), stops[-1], add, (empty(out, 0.0), empty(lse, -jnp.inf)))
+    out, lse = _merged(attend, blocks) if isinstance(blocks, Array) else attend(jnp.array(0), jnp.array(0))
     out, lse = out.reshape(*q.shape[:2], -1), lse.reshape(q.shape[:2])
     peak = reduce_max(lse, ("context",))
     if sinks is not None:
@@ -96,3 +85,22 @@ def tree_attention(
     if sinks is not None:
         denominator = denominator + jnp.exp(sinks - peak)[..., None]
     return (numerator / jnp.where(denominator == 0.0, 1.0, denominator)).astype(q.dtype)
+
+
+def _merged(
+    attend: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]], blocks: Int[Array, " parts"]
+) -> tuple[Float[Array, "parts rows heads width"], Float[Array, "parts rows heads"]]:
+    """Output and log-sum-exp over the blocks of each part, from those of a part and a block."""
+    stops = blocks.cumsum()
+
+    def add(step: jax.Array, before: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        part = (step >= stops).sum()
+        (out, lse), (other, log) = (x[part] for x in before), attend(part, step - (stops - blocks)[part])
+        both = jnp.logaddexp(lse, log)
+        of = lambda log: jnp.exp(log - jnp.where(both == -jnp.inf, 0.0, both))[..., None]
+        return before[0].at[part].set(out * of(lse) + other * of(log)), before[1].at[part].set(both)
+
+    # The first block of the first part gives shapes and types, also where that part has no tokens.
+    out, lse = attend(jnp.array(0), jnp.array(0))
+    empty = lambda x, value: jnp.full((len(blocks), *x.shape), value, x.dtype).at[0].set(x)
+    return lax.fori_loop(jnp.minimum(blocks[0], 1), stops[-1], add, (empty(out, 0.0), empty(lse, -jnp.inf)))

@@ -178,7 +178,7 @@ def test_it_makes_one_maximum_and_one_sum_of_the_bytes_in_its_docstring() -> Non
 def test_keys_that_are_the_same_on_all_ranks_are_refused() -> None:
     mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     attend = partial(tree_attention, mask=Mask(), q_indices=np.zeros(1, int))
-    function = lambda q, k, v: attend(q, lambda *_: (k, v, jnp.zeros((1, 4), int)), np.ones(1, int))
+    function = lambda q, k, v: attend(q, lambda *_: (k, v, jnp.zeros((1, 4), int)), None)
     whole = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
     with refused("reduce_sum", "all ranks", "['context']", error=ValueError):
         jax.make_jaxpr(whole)(np.zeros((1, 2, 8)), np.zeros((1, 4, 1, 8)), np.zeros((1, 4, 1, 8)))

@@ -1,4 +1,4 @@
-"""What kernels do not compute is refused with the reason; a registry then takes plain XLA."""
+"""Kernels refuse what they do not compute, with the reason; a registry then takes plain XLA."""
 
 from dataclasses import replace
 from typing import Any

@@ -37,7 +37,7 @@ class Case(NamedTuple):
     louder: float = 1.0
     """By what queries are multiplied."""
     deterministic: bool = False
-    """Of Mosaic's kernels, those whose results are the same bits in every run."""
+    """Whether Mosaic's kernels give the same bits in every run."""
 
     @property
     def settings(self) -> Settings:

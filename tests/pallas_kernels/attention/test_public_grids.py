@@ -83,7 +83,7 @@ HOPPER = {
     "keys in any order": Row(ANY_ORDER, rows(200), rows(200), order=(True, False)),
     "padding behind queries and keys": Row(PADDED, documents((29, 121)), documents((8, 142))),
 }
-"""Those at the ends of rows and masks, for the simulator."""
+"""Cases at the ends of rows and masks, for the simulator."""
 
 
 def tokens_of(row: Row) -> Tokens:

@@ -203,6 +203,7 @@ def test_operands_that_do_not_fit_together_are_refused() -> None:
         (tiled_matmul, "size for each group", (*rows, *matrices, sizes[1:])),
         (tiled_matmul, "size for each group", (*rows, matrices.values, matrices.scales[1:], sizes)),
         (tiled_matmul, r"rows \[m, k\]", (*rows, *matrices)),
+        (tiled_matmul, r"group sizes \(\)", (*of_left, *of_right, jnp.array(4))),
         (tiled_matmul, r"rows \[m, k\]", (*rows, matrices.values[0], matrices.scales[0], sizes)),
         (tiled_weight_gradients, "as many tiles", (*left, right.values, right.scales[1:], places)),
         (tiled_weight_gradients, "float8_e5m2", (left.values.astype(jnp.bfloat16), left.scales, *right, places)),

@@ -57,7 +57,7 @@ class Board:
         self._first = 0
 
     def write(self, where: str) -> None:
-        """What `liveness.report_activity` receives; the run is now there."""
+        """Receives the activity that `liveness.report_activity` gets; the run is now there."""
         if not self._first and (step := re.match(r"in step (\d+)$", where)):
             self._first = int(step[1])
         self._page[:] = f"{self._first}:{where}".encode()[:256].ljust(256, b"\0")
