@@ -1,7 +1,6 @@
-"""A pytest plugin that states which copy of the code was tested, and lets a property report one failure, as a test does.
+"""A pytest plugin that states which copy of the code was tested, and has a property report one failure, as a test does.
 
-By default Hypothesis reports all distinct failures of a property as a group, whose line in the summary is that of no
-assertion.
+Hypothesis would report all distinct failures of a property as a group, which the summary does not name as assertions.
 """
 
 import importlib.util
