@@ -16,7 +16,7 @@ from jaxpar.config.strict_json import json_text
 from jaxpar.config.user_code import is_user_code, load_function
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_OPERATIONS: dict[type, Callable[..., Any]] = {
+_OPERATIONS: dict[type, Callable[..., float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos,
 }  # fmt: skip
@@ -34,7 +34,7 @@ class ToolCalls:
     What a tool raises, or a call that is none, is said in the response.
     """
 
-    def __init__(self, tools: Mapping[str, Callable[..., Any]]):
+    def __init__(self, tools: Mapping[str, Callable[..., object]]):
         self._tools = tools
 
     def reset(self, record: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
@@ -74,11 +74,11 @@ def _value(node: ast.AST) -> float:
     raise ValueError("expected numbers, parentheses and + - * / // %")
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"calculate": calculate}
+FUNCTIONS: dict[str, Callable[..., object]] = {"calculate": calculate}
 """Functions by their name in `rl.tools`."""
 
 
-def tool_of(name: str) -> tuple[str, Callable[..., Any]]:
+def tool_of(name: str) -> tuple[str, Callable[..., object]]:
     """The name by which the model calls a tool, and its function. Raises `UserError` where it is none."""
     if not is_user_code(name):
         if name not in FUNCTIONS:
