@@ -16,7 +16,7 @@ from jaxpar.config.strict_json import json_text
 from jaxpar.config.user_code import is_user_code, load_function
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_OPERATIONS: dict[type, Callable[..., float]] = {
+_OPERATIONS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos,
 }  # fmt: skip
