@@ -189,9 +189,7 @@ def _fits(value: object, annotation: Annotation) -> bool:
 
 
 def _near_miss(value: object, annotation: Annotation) -> str:
-    members = (
-        get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    )
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if value is None and get_origin(plain_type(annotation)) is dict:
         return "; did you mean {}?"
     if isinstance(value, list):
