@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,11 +41,11 @@ class Programs:
     zero: int
     mixing: Mixing | None = None
     """The sizes of a mixture; None for one model."""
-    _compiled: dict[tuple[Hashable, ...], Callable[..., Any]] = field(default_factory=dict, init=False)
+    _compiled: dict[tuple[Hashable, ...], Callable[..., PyTree]] = field(default_factory=dict, init=False)
 
     def prefill(
         self, prompts: int, length: int, capacity: int, *, answers: int = 1, records: bool = False
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., PyTree]:
         """Compiled on first use: (weights, batch, lengths, draws) -> (prefix, (drawn, records)), with so many
         `answers` to each prompt."""
 
@@ -62,7 +61,7 @@ class Programs:
 
     def insert(
         self, prompts: int, length: int, rows: int, capacity: int, pool: int, *, answers: int = 1
-    ) -> Callable[..., Any]:
+    ) -> Callable[..., PyTree]:
         """Compiled on first use: (rows, prefix, copies, filled, sizes) -> rows; the input rows, whose cache has
         `pool` pages, are donated."""
 
@@ -74,7 +73,7 @@ class Programs:
 
         return self._cached("insert", prompts, length, answers, rows, capacity, pool, make=make)
 
-    def decode(self, rows: int, capacity: int, pool: int, *, records: bool = False) -> Callable[..., Any]:
+    def decode(self, rows: int, capacity: int, pool: int, *, records: bool = False) -> Callable[..., PyTree]:
         """Compiled on first use: (weights, rows, active) -> (rows, (drawn, records)); the given rows are donated."""
 
         def make() -> Wrapped:
@@ -86,7 +85,7 @@ class Programs:
 
         return self._cached("decode", rows, capacity, pool, records, make=make)
 
-    def scores(self, rows: int, length: int) -> Callable[..., Any]:
+    def scores(self, rows: int, length: int) -> Callable[..., PyTree]:
         """Compiled on first use: (weights, batch, lengths, adapter) -> log-probabilities [row, token]."""
 
         def make() -> Wrapped:
@@ -132,7 +131,7 @@ class Programs:
         state, drawn = _specs(Rows, cache, BY_ROW, BY_ROW, draws, BY_ROW, BY_ROW), _specs(Drawn, BY_ROW, BY_ROW)
         return functions, weights, state, drawn
 
-    def _cached(self, *key: Hashable, make: Callable[[], Wrapped]) -> Callable[..., Any]:
+    def _cached(self, *key: Hashable, make: Callable[[], Wrapped]) -> Callable[..., PyTree]:
         if key not in self._compiled:
             self._compiled[key] = compared(make(), "generation")
         return self._compiled[key]

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxpar.checkpoint.same_program import compared
 from jaxpar.config import UserError
@@ -68,7 +67,7 @@ class Scorer:
         axes = dict(model.mesh.shape)
         self._parts = prod(axes[axis] for axis in DATA_AXES)
         self._part = axes["context"] * axes["tensor"]
-        self._compiled: dict[tuple[int, int, bool, int], Callable[..., Any]] = {}
+        self._compiled: dict[tuple[int, int, bool, int], Callable[..., PyTree]] = {}
 
     @property
     def compiles(self) -> int:
@@ -120,7 +119,7 @@ class Scorer:
             for index in range(len(rows))
         ]
 
-    def _program(self, rows: int, length: int, records: bool, choices: int) -> Callable[..., Any]:
+    def _program(self, rows: int, length: int, records: bool, choices: int) -> Callable[..., PyTree]:
         """Compiled on first use: (weights, batch) -> `token_scores` [row, token, ...]."""
         key = rows, length, records, choices
         if key not in self._compiled:
@@ -187,7 +186,7 @@ def token_scores(
 
 
 def mixture_scores(
-    layout: StepLayout, mixing: Mixing, weights: Any, batch: Batch
+    layout: StepLayout, mixing: Mixing, weights: Weights, batch: Batch
 ) -> tuple[
     Float[Array, "batch seq"], Int[Array, "batch seq"], Int[Array, "batch seq choice"],
     Float[Array, "batch seq choice"], Records,

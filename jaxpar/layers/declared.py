@@ -60,14 +60,14 @@ def feed_forward_classes(model: ModelConfig) -> tuple[type[FeedForward], ...]:
     return implementations(FEED_FORWARDS[model.activation])
 
 
-def mixer_classes(model: ModelConfig) -> tuple[type[Any], ...]:
+def mixer_classes(model: ModelConfig) -> tuple[type, ...]:
     """The blocks of a model whose layers are all alike in which tokens see others."""
     if model.keys_of is not None:
         return (feature("shared_attention"),)
     return implementations(MIXERS[model.mixer if model.latent_attention is None else "latent_attention"])
 
 
-def _first_classes(model: ModelConfig) -> tuple[type[Any], ...]:
+def _first_classes(model: ModelConfig) -> tuple[type, ...]:
     """The blocks before the feed-forward: mixers, and a learned residual beside them."""
     return (*mixer_classes(model), *(() if model.laurel_rank is None else (LearnedResidual,)))
 

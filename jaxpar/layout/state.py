@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config import Config
 from jaxpar.config.parts import feature
@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
     """Updates applied: `step` minus the skipped ones."""
     skipped_in_row: Int[Array, ""]
     """Steps skipped since the last applied one, because loss or gradient was not finite."""
-    carried: dict[str, Any]
+    carried: dict[str, PyTree]
     """State that features carry from step to step, by `jaxpar.runtime.carried.Carried.name`."""
 
 
@@ -71,7 +71,7 @@ class WeightState(NamedTuple):
     """A weight and the state that its rule keeps."""
 
     master: Float[Array, "*shard"]
-    optimizer: dict[str, Any]
+    optimizer: dict[str, PyTree]
     """The optimizer state of this weight alone, by name."""
 
 

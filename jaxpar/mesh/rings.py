@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jaxtyping import PyTree
 
 from pallas_kernels.varying import vary_over, varying_axes
 
@@ -113,7 +114,7 @@ def ring_reduce_scatter(rings: list[Ring], xs: list[jax.Array], matmul: Callable
 
     where A and B are the partial sums of two chunks for one rank, and A' is that of the first for the next rank.
     """
-    sums: list[Any] = [None] * len(rings)
+    sums: list[PyTree] = [None] * len(rings)
     sending: Ring | None = None
     for remaining in reversed(range(lax.axis_size("tensor"))):
         for ring in rings:
@@ -131,7 +132,7 @@ def ring_reduce_scatter(rings: list[Ring], xs: list[jax.Array], matmul: Callable
     return _local_shard(rings, sums)
 
 
-def _local_shard(rings: list[Ring], chunks: list[Any]) -> jax.Array:
+def _local_shard(rings: list[Ring], chunks: list[PyTree]) -> jax.Array:
     """A rank's sequence shard from its chunks [batch * tokens, embed]."""
     each = zip(rings, chunks, strict=True)
     return jnp.concatenate([chunk.reshape(-1, ring.tokens, chunk.shape[-1]) for ring, chunk in each], axis=1)
@@ -150,7 +151,7 @@ def ring_gather_and_reduce_scatter[T](
         wgrad of x     r      r-1    r-2    r-3
     """
     local, sums = [ring.local(x) for ring in rings], None
-    totals: list[Any] = [None] * len(rings)
+    totals: list[PyTree] = [None] * len(rings)
     previous = [ring.upstream(0).select(dys) for ring in rings]
     for remaining in reversed(range(lax.axis_size("tensor"))):
         for ring in rings:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import sequence_part
@@ -99,7 +99,7 @@ def tiled_cross_entropy(x: Parts, table: Table, labels: Labels, mask: Mask, head
     `gather_sequence` of `x`, `scatter_sequence` of its gradient and `vocabulary_cross_entropy` send, in `tiles` parts.
     """
 
-    def step(sums: Sums, tile: Any) -> tuple[Sums, None]:
+    def step(sums: Sums, tile: PyTree) -> tuple[Sums, None]:
         part, labels, mask = tile
         logits = project(gather_sequence(part[None]), table, head.model)
         return _add(sums, _sums(logits, labels, mask, head)), None
@@ -115,7 +115,7 @@ def tiled_scores(
     Arguments are those of `tiled_cross_entropy`. Holds float32 logits of one tile, and has no derivative.
     """
 
-    def step(_: None, tile: Any) -> tuple[None, Any]:
+    def step(_: None, tile: PyTree) -> tuple[None, PyTree]:
         part, labels = tile
         logits = project(gather_sequence(part[None]), table, head.model)
         logits = bound_logits(logits, head.model, head.axes)
@@ -133,7 +133,7 @@ def tiled_mixed_scores(
 ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:  # fmt: skip
     """`tiled_scores` of a mixture of models, whose log weights at each token are `weights`."""
 
-    def step(_: None, tile: Any) -> tuple[None, Any]:
+    def step(_: None, tile: PyTree) -> tuple[None, PyTree]:
         parts, labels, weights = tile
         of_models = []
         for part, table in zip(parts, tables, strict=True):
@@ -156,7 +156,7 @@ def tiled_choices(
     """The likeliest tokens, likeliest first, and their log-probabilities in nats, without a derivative. Holds float32
     logits of one tile."""
 
-    def step(_: None, tile: Any) -> tuple[None, Any]:
+    def step(_: None, tile: PyTree) -> tuple[None, PyTree]:
         logits = bound_logits(project(gather_sequence(tile[0][None]), table, head.model), head.model, head.axes)
         tokens, largest = top_choices(logits, choices, head.axes)
         _nll, lse = vocabulary_cross_entropy(logits, jnp.zeros_like(tokens[..., 0]), head.axes)
@@ -169,7 +169,7 @@ def tiled_choices(
 def _forward(
     x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array, head: HeadLoss
 ) -> tuple[Sums, tuple[jax.Array, jax.Array | None]]:
-    def step(carry: tuple[Sums, jax.Array | None], tile: Any) -> tuple[tuple[Sums, jax.Array | None], jax.Array]:
+    def step(carry: tuple[Sums, jax.Array | None], tile: PyTree) -> tuple[tuple[Sums, jax.Array | None], jax.Array]:
         (sums, d_table), (part, labels, mask) = carry, tile
         joined = gather_sequence(part[None])
         of_logits = lambda logits: _sums(logits, labels, mask, head)

@@ -11,14 +11,14 @@ Pure functions of arrays, of NumPy or JAX: how messages travel is the caller's.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt8
 
 from jaxpar.mesh.quantized.blocks import decode, encode, row_bytes
 
-type Values = Any
+type Values = PyTree
 """Floats, an array of NumPy or of JAX."""
 type Steps = Int[Array, ""] | int
 """Steps taken so far."""
@@ -73,7 +73,7 @@ def eager_move(
     return outer_update(0.0, momentum, gradient, arguments._replace(rate=arguments.rate / islands), nesterov)
 
 
-def mixed(local: Values, shared: Values, mix: Float[Array, ""] | float) -> Any:
+def mixed(local: Values, shared: Values, mix: Float[Array, ""] | float) -> PyTree:
     """The weights of an island after an exchange; the bits of the global ones where `mix` is 0."""
     return shared + mix * (local - shared)
 
@@ -88,7 +88,7 @@ def fragment_sent(step: Steps, every: int, fragments: int) -> Steps:
     return (step // (every // fragments) - 1) % fragments
 
 
-def encode_message(rows: Values, message_dtype: str | None) -> Any:
+def encode_message(rows: Values, message_dtype: str | None) -> PyTree:
     """An outer gradient as the array that travels: float32, or the bytes of codes with a scale for each 256 elements.
 
     Codes are rounded to the nearest. The error of an element is at most 1/250 of the largest of its block under int8,
@@ -98,7 +98,7 @@ def encode_message(rows: Values, message_dtype: str | None) -> Any:
 
 
 def decode_message(
-    sent: UInt8[Array, "rows bytes"] | Any, elements: int, message_dtype: str | None
+    sent: UInt8[Array, "rows bytes"] | PyTree, elements: int, message_dtype: str | None
 ) -> Float[Array, "rows elements"]:
     """The outer gradient that `encode_message` sent."""
     return sent if message_dtype is None else decode(jnp.asarray(sent), elements, message_dtype)

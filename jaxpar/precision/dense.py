@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.config.axes import STREAM_AXES
 from jaxpar.mesh.collective_matmul import (
@@ -36,7 +35,7 @@ from jaxpar.mesh.collective_matmul import (
 )
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.mesh.rings import ArrayTuple, Perturbed
-from jaxpar.precision.matmul import GroupScaling, Scales, quantized_products
+from jaxpar.precision.matmul import GroupScaling, GroupSizes, Scales, quantized_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import QuantizedTensor, largest_over, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
@@ -83,11 +82,11 @@ def _with_scales(x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScali
 class Dense:
     """The products of matrices that all tokens share."""
 
-    def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> Any:
+    def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> PyTree:
         """A scale for the gradient of each output, over all tokens."""
         return None if recipe.tiles is not None else scale_of(largest_over(dys, STREAM_AXES), recipe.gradient)
 
-    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: GroupSizes) -> ArrayTuple:
         """The outputs where nothing is quantized."""
         raise AssertionError("ranks in different branches would meet in each other's permutes")
 
@@ -105,7 +104,7 @@ class Whole(Dense):
     scatters: bool
     """Whether the outputs are partial sums, of which each tensor rank keeps its part of the sequence."""
 
-    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
+    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: GroupSizes) -> ArrayTuple:
         """The outputs."""
         del sizes
         quantized = _rows(scaling.quantized(_flat(x), scaling.scales.input, E4M3), joins=self.gathers)
@@ -117,7 +116,7 @@ class Whole(Dense):
             outputs.append(scatter_sequence(y) if self.scatters else y)
         return tuple(outputs)
 
-    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: GroupSizes) -> ArrayTuple:
         """The outputs where nothing is quantized."""
         del sizes
         joined = gather_sequence(x) if self.gathers else x
@@ -131,7 +130,7 @@ class Whole(Dense):
         weights: ArrayTuple,
         scaling: GroupScaling,
         dys: list[jax.Array],
-        sizes: Any,
+        sizes: GroupSizes,
     ) -> tuple[jax.Array, ArrayTuple]:
         """All gradients."""
         del perturbed, sizes
@@ -199,7 +198,7 @@ class Ring(Dense):
     """Chunks of a rank's part of the sequence."""
     scatters: bool
 
-    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
+    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: GroupSizes) -> ArrayTuple:
         """The outputs."""
         del sizes
         quantized = scaling.quantized(x, scaling.scales.input, E4M3)
@@ -220,7 +219,7 @@ class Ring(Dense):
         weights: ArrayTuple,
         scaling: GroupScaling,
         dys: list[jax.Array],
-        sizes: Any,
+        sizes: GroupSizes,
     ) -> tuple[jax.Array | None, tuple[jax.Array | None, ...]]:
         """The gradients of `perturbed` arguments."""
         del sizes

@@ -31,7 +31,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.rings import ArrayTuple, Perturbed
-from jaxpar.precision.matmul import GroupScaling, Scales, quantized_products
+from jaxpar.precision.matmul import GroupScaling, GroupSizes, Scales, quantized_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import QuantizedTensor, largest_over, max_over, quantize_tiles, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
@@ -106,13 +106,13 @@ class Experts:
     inward: bool
     """Whether tensor ranks split the outputs; else the inputs."""
 
-    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
+    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: GroupSizes) -> ArrayTuple:
         """The outputs."""
         rows = _rows(scaling, x, scaling.scales.input, E4M3)
         each = (_transposed(scaling.matrix(w, n, by_input=True)) for n, w in enumerate(weights))
         return tuple(self._times(scaling.recipe, rows, matrices, sizes, x) for matrices in each)
 
-    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: GroupSizes) -> ArrayTuple:
         """The outputs where nothing is quantized."""
         name, expected, _ = self.grouped
         return tuple(grouped_matmul(x, w, sizes, implementation=name, expected=expected) for w in weights)
@@ -123,7 +123,7 @@ class Experts:
 
     def gradients(
         self, perturbed: Perturbed, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array],
-        sizes: Any,
+        sizes: GroupSizes,
     ) -> tuple[jax.Array, ArrayTuple]:  # fmt: skip
         """All gradients."""
         del perturbed

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -88,18 +88,24 @@ class GroupScaling:
         return QuantizedTensor(w.astype(E4M3) if self.coded else quantize(w, scale, E4M3), scale)
 
 
+type GroupSizes = PyTree[Int[Array, " groups"]]
+"""Rows of each group where `x` is rows of several; None where it is not."""
+
+
 class Form(Protocol):
     """How the products of a group are computed. A static argument."""
 
-    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
+    def outputs(
+        self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Int[Array, " groups"] | None
+    ) -> ArrayTuple:
         """The quantized products of `x` and each of the weights."""
         ...
 
-    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: GroupSizes) -> ArrayTuple:
         """The same products without quantization, differentiable."""
         ...
 
-    def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> Any:
+    def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> PyTree:
         """The scales of the outputs' gradients `dys`; None where each of their tiles has its scale."""
         ...
 
@@ -110,7 +116,7 @@ class Form(Protocol):
         weights: ArrayTuple,
         scaling: GroupScaling,
         dys: list[jax.Array],
-        sizes: Any,
+        sizes: GroupSizes,
     ) -> tuple[jax.Array | None, tuple[jax.Array | None, ...]]:
         """The gradients of the input and of each matrix, at least of those that are `perturbed`."""
         ...
@@ -136,19 +142,21 @@ def quantized_products(
 
 
 @custom_vjp(0)
-def _products(form: Form, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
+def _products(
+    form: Form, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Int[Array, " groups"] | None
+) -> ArrayTuple:
     quantized = lambda: form.outputs(x, weights, scaling, sizes)
     exactly = lambda: form.exact_outputs(x, weights, sizes)
     return quantized() if scaling.exact is None else lax.cond(scaling.exact, exactly, quantized)
 
 
-def _forward(form: Form, *arguments: Any) -> tuple[ArrayTuple, tuple[PyTree, ...]]:
+def _forward(form: Form, *arguments: PyTree) -> tuple[ArrayTuple, tuple[PyTree, ...]]:
     perturbed, x, weights = perturbed_arguments(*arguments[:2])
     rest = jax.tree.map(lambda leaf: leaf.value, arguments[2:], is_leaf=lambda leaf: hasattr(leaf, "perturbed"))
     return _products(form, x, weights, *rest), (perturbed, x, weights, *rest)
 
 
-def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, ...]) -> tuple[PyTree, ...]:
+def _backward(form: Form, saved: tuple[PyTree, ...], cotangents: tuple[Cotangent, ...]) -> tuple[PyTree, ...]:
     perturbed, x, weights, scaling, sizes = saved
     dys = [instantiated(dy, x) for dy in cotangents]
     if scaling.scales.gradients is None:  # not in the branch, because it may send

@@ -12,7 +12,7 @@ from jaxpar.config.mappings.overlap import OFF, OverlapConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.aliases import MOVED, REMOVED, key_of_other_system
 from jaxpar.config.reading.options import OPTIONS, with_all_options
-from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
+from jaxpar.config.reading.typed import Annotation, checked, field_types, shown, spell, type_names
 from jaxpar.config.schema import Config, ModelConfig, OptimizerConfig
 from jaxpar.config.spelling import cut, did_you_mean, join_or, quoted
 
@@ -37,7 +37,7 @@ type Written = dict[str, dict[str, Any]]
 """Written settings: section to key to checked value. Keys that were not written are absent, in a nested section too."""
 
 
-def keys_of(section: str) -> dict[str, Any]:
+def keys_of(section: str) -> dict[str, Annotation]:
     """The annotation of each key of a section; keys of a nested one are named as in `rope.base`."""
     keys = {name: {"": annotation} for name, annotation in field_types(SECTIONS[section]).items()}
     keys |= {name: field_types(NESTED[key]) for name in keys if (key := f"{section}.{name}") in NESTED}
@@ -69,7 +69,7 @@ def with_values[T](record: T, values: Mapping[str, Any]) -> T:
     return replace(record, **{**values, **nested})  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def written_value(key: str, value: object, annotation: Any, nested: bool) -> Any:
+def written_value(key: str, value: object, annotation: Annotation, nested: bool) -> Any:
     """A checked value; of a nested section the keys that were written alone."""
     made = checked(key, value, annotation)
     return {name: getattr(made, name) for name in value} if nested else made  # pyright: ignore[reportGeneralTypeIssues]
@@ -86,7 +86,7 @@ def check_section(section: str) -> None:
     raise UserError(f"{cut(section, 80)}: no such section{_suggestion(section, SECTIONS)}")
 
 
-def check_key(section: str, key: str) -> Any:
+def check_key(section: str, key: str) -> Annotation:
     """The annotation of a key.
 
     Raises:

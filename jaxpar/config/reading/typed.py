@@ -20,6 +20,9 @@ from jaxpar.config.parts import MembersOf
 from jaxpar.config.reading.aliases import MOVED, REMOVED
 from jaxpar.config.spelling import cut, did_you_mean, join_or, printable
 
+type Annotation = Any
+"""The type of a field as `typing` resolves it: a class, a union, a `Literal`, an `Annotated`, ..."""
+
 LARGEST = 2**63
 """Whole numbers must be below it, and above its negative."""
 
@@ -27,7 +30,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 @cache
-def field_types(record: type) -> dict[str, Any]:
+def field_types(record: type) -> dict[str, Annotation]:
     """The annotation of each field of a dataclass, resolved, in the order of declaration."""
     plain = get_origin(record) or record
     names = [parameter.__name__ for parameter in plain.__type_params__]
@@ -35,33 +38,33 @@ def field_types(record: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(plain)}
 
 
-def beside_type(annotation: Any) -> Any:
+def beside_type(annotation: Annotation) -> Any:
     """The annotation beside a type in `Annotated`: a registry of names, a `Bound` or a `MembersOf`; None without it."""
     return get_args(annotation)[1] if get_origin(annotation) is Annotated else None
 
 
-def plain_type(annotation: Any) -> Any:
+def plain_type(annotation: Annotation) -> Annotation:
     """A type without the `Bound` or `MembersOf` beside it; other annotations, names in a registry too, as they are."""
     return get_args(annotation)[0] if isinstance(beside_type(annotation), Bound | MembersOf) else annotation
 
 
-def bound_of(annotation: Any) -> Bound | None:
+def bound_of(annotation: Annotation) -> Bound | None:
     """The range of a number, or of the number among several alternatives; None without one."""
     members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return next((bound for member in members if isinstance(bound := beside_type(member), Bound)), None)
 
 
-def _is_record(annotation: Any) -> bool:
+def _is_record(annotation: Annotation) -> bool:
     """Whether it is a dataclass, or a generic one with its parameters."""
     return is_dataclass(get_origin(annotation) or annotation)
 
 
-def type_name(annotation: Any) -> str:
+def type_name(annotation: Annotation) -> str:
     """An annotation in words, for errors and the reference: `a whole number or null`, `rmsnorm or layernorm`."""
     return join_or(type_names(annotation))
 
 
-def type_names(annotation: Any) -> list[str]:
+def type_names(annotation: Annotation) -> list[str]:
     """The alternatives that `type_name` joins."""
     annotation = plain_type(annotation)
     origin = get_origin(annotation)
@@ -91,7 +94,7 @@ def spell(value: object) -> str:
     return str(value)
 
 
-def checked(key: str, value: object, annotation: Any) -> Any:
+def checked(key: str, value: object, annotation: Annotation) -> Any:
     """The value if it is of the annotated type; an int where a float is expected becomes one. Nothing else is changed.
 
     Raises:
@@ -159,7 +162,7 @@ def checked_members(record: type, plain: object, key: str) -> dict[str, Any]:
     return {name: checked(f"{key}.{name}", value, known[name]) for name, value in plain.items()}
 
 
-def _choices(annotation: Any) -> list[Any]:
+def _choices(annotation: Annotation) -> list[Any]:
     """Values that a `Literal` or a registry allows; none for other annotations."""
     annotation = plain_type(annotation)
     match get_origin(annotation), get_args(annotation):
@@ -170,7 +173,7 @@ def _choices(annotation: Any) -> list[Any]:
     return []
 
 
-def _fits(value: object, annotation: Any) -> bool:
+def _fits(value: object, annotation: Annotation) -> bool:
     annotation = plain_type(annotation)
     if get_origin(annotation) in (Literal, Annotated):  # 1 == True, so equality alone would let booleans through
         return any(type(value) is type(choice) and value == choice for choice in _choices(annotation))
@@ -185,8 +188,8 @@ def _fits(value: object, annotation: Any) -> bool:
     return type(value) is annotation
 
 
-def _near_miss(value: object, annotation: Any) -> str:
-    members: tuple[Any, ...] = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+def _near_miss(value: object, annotation: Annotation) -> str:
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if value is None and get_origin(plain_type(annotation)) is dict:
         return "; did you mean {}?"
     if isinstance(value, list):

@@ -27,6 +27,9 @@ MOST_GROWTH = 1000
 """How many times as many bytes a text may have after them."""
 LONGEST_WORD = 1000
 """Letters of a word of WordPiece, whose time is quadratic in them; longer ones are unknown."""
+type JsonObject = dict[str, Any]
+"""An object of `tokenizer.json`."""
+
 _GROWTH = {
     "ByteLevel": 2, "BertNormalizer": 4.5, "Lowercase": 1.5, "NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11,
     "WordPiece": 2, "BPEDecoder": 2, "CTC": 2,
@@ -59,7 +62,7 @@ def check_limits(tokenizer: Any, label: str) -> None:
         )
 
 
-def _check_model(tokenizer: dict[str, Any], label: str) -> None:
+def _check_model(tokenizer: JsonObject, label: str) -> None:
     for token, token_id in _vocabulary(tokenizer):
         if isinstance(token_id, int) and token_id >= MOST_TOKENS:
             raise UserError(
@@ -80,7 +83,7 @@ def _check_model(tokenizer: dict[str, Any], label: str) -> None:
             raise UserError(f"{label}: model.{name} is {quoted(value, 60)}; expected at most {limit} letters")
 
 
-def _check_growth(steps: list[dict[str, Any]], where: str) -> None:
+def _check_growth(steps: list[JsonObject], where: str) -> None:
     """Multiply the growths of steps; of replacements in a row that leave alone what the others made, one has effect on
     a letter."""
     if len(steps) > MOST_STEPS:
@@ -99,7 +102,7 @@ def _check_growth(steps: list[dict[str, Any]], where: str) -> None:
         raise UserError(f"{where} may make a text {growth:.4g} times as long; expected at most {MOST_GROWTH} times")
 
 
-def _vocabulary(tokenizer: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+def _vocabulary(tokenizer: JsonObject) -> Iterator[tuple[Any, Any]]:
     """Tokens and their numbers."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -110,11 +113,11 @@ def _vocabulary(tokenizer: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     yield from ((one.get("content"), one.get("id")) for one in _mappings(tokenizer.get("added_tokens")))
 
 
-def _mappings(values: Any) -> Iterable[dict[str, Any]]:
+def _mappings(values: Any) -> Iterable[JsonObject]:
     return (one for one in values if isinstance(one, dict)) if isinstance(values, list) else ()
 
 
-def _steps(node: Any) -> Iterator[dict[str, Any]]:
+def _steps(node: Any) -> Iterator[JsonObject]:
     """A step, or those of a sequence."""
     left = [node]
     while left:
@@ -124,14 +127,14 @@ def _steps(node: Any) -> Iterator[dict[str, Any]]:
             left += [step for key in _STEPS for step in _mappings(one.get(key))][::-1]
 
 
-def _pattern(step: dict[str, Any], kind: str) -> str:
+def _pattern(step: JsonObject, kind: str) -> str:
     """The text, or the regular expression, that a step replaces; empty for other steps."""
     pattern = step.get("pattern")
     text = pattern.get(kind) if isinstance(pattern, dict) else None
     return text if isinstance(text, str) else ""
 
 
-def _growth(step: dict[str, Any], where: str) -> float:
+def _growth(step: JsonObject, where: str) -> float:
     """How many times as many bytes a step may make of a text."""
     if isinstance(charsmap := step.get("precompiled_charsmap"), str):
         return _longest_of_map(charsmap, where)
@@ -157,7 +160,7 @@ def _longest_of_map(charsmap: str, where: str) -> float:
     return max(1.0, np.diff(np.flatnonzero(texts == 0), prepend=-1, append=len(texts)).max() - 1.0)
 
 
-def _added(step: dict[str, Any]) -> int:
+def _added(step: JsonObject) -> int:
     """Tokens that a template adds to a text."""
     special = step.get("special_tokens")
     if not isinstance(special, dict):

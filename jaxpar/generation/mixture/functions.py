@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.generation.functions import SAME_AXES, GenerationFunctions
 from jaxpar.generation.mixture import router
@@ -42,7 +42,7 @@ class MixtureFunctions(GenerationFunctions):
 
     def after_prompts(
         self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"]
-    ) -> tuple[Float[Array, "batch vocab"], Any, Records]:
+    ) -> tuple[Float[Array, "batch vocab"], dict[str, PyTree], Records]:
         """See `GenerationFunctions`; logits are log-probabilities of the mixture."""
         logits, caches = [], []
         for one in weights[MODELS]:
@@ -57,9 +57,9 @@ class MixtureFunctions(GenerationFunctions):
         weights: Weights,
         batch: Batch,
         lengths: Int[Array, " batch"],
-        cache: Any,
+        cache: dict[str, PyTree],
         pages: Int[Array, "batch pages"],
-    ) -> tuple[Float[Array, "batch vocab"], Any, Records]:
+    ) -> tuple[Float[Array, "batch vocab"], dict[str, PyTree], Records]:
         """See `GenerationFunctions`; logits are log-probabilities of the mixture."""
         logits, caches = [], []
         for one, before in zip(weights[MODELS], cache[MODELS], strict=True):

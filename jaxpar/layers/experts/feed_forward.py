@@ -283,7 +283,7 @@ class Experts(Block):
         hidden = self._activated(
             "shared", {name: self.biased(y, f"shared_{name}") for name, y in zip(names, made, strict=True)}
         )
-        weight: Any = 1.0
+        weight: Float[Array, "batch part 1"] | float = 1.0
         if SHARED_ROUTER in self.part.weights:
             weight = jax.nn.sigmoid(logits_of(self, x.reshape(-1, x.shape[-1]), SHARED_ROUTER)).reshape(*x.shape[:2], 1)
             # A factor of the hidden activation, as that of a routed expert.
@@ -295,7 +295,7 @@ class Experts(Block):
 
     def _activated(self, of: str, made: dict[str, jax.Array]) -> jax.Array:
         """The hidden activation, of the feed-forward's non-linearity."""
-        named: dict[str, Any] = {name: self.named(value, f"{of}_{name}") for name, value in made.items()}
+        named: dict[str, jax.Array] = {name: self.named(value, f"{of}_{name}") for name, value in made.items()}
         feed_forward: Any = self.feed_forward
         non_linear = feed_forward.non_linear
         if "gate" not in named:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import eval_jaxpr
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxpar.layers.experts.exchange import Exchange
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
@@ -121,7 +121,9 @@ def _sliced(slices: int, x: jax.Array) -> jax.Array:
     return x.reshape(slices, -1, *x.shape[1:])
 
 
-type _Results = tuple[tuple[Float[Array, "slices tokens embed"], Float[Array, "tokens embed"] | None], tuple[Any, Any]]
+type _Results = tuple[
+    tuple[Float[Array, "slices tokens embed"], Float[Array, "tokens embed"] | None], tuple[PyTree, PyTree]
+]
 """((the sums of each slice, what is added to them), (assignments that this rank has handled, rounds))."""
 
 
@@ -148,9 +150,9 @@ def _first_round(layer: Layer, inputs: Inputs, lists: Lists) -> _Results:
     needed = jnp.max(jax.vmap(lambda of_slice: rounds_of(of_slice, exchange.rows))(lists))
     *of_slices, of_local = w.for_each_use(last + 2)
     xs, behind = list(_sliced(last + 1, x)), None if layer.shared is None else x
-    rows: Any = exchange.dispatch(each[0][0], xs[0])
+    rows: PyTree = exchange.dispatch(each[0][0], xs[0])
     ys: list[jax.Array] = []
-    results: Any = None
+    results: PyTree = None
     added = None
     if local is not None:
         added = layer.local(of_local, local, x)
@@ -186,7 +188,7 @@ def _all_rounds(layer: Layer, inputs: Inputs, lists: Lists) -> _Results:
     return _add_later_rounds(layer, inputs, lists, *_first_round(layer, inputs, lists))
 
 
-def _add_later_rounds(layer: Layer, inputs: Inputs, lists: Lists, sums: Any, counts: Any) -> _Results:
+def _add_later_rounds(layer: Layer, inputs: Inputs, lists: Lists, sums: PyTree, counts: PyTree) -> _Results:
     """The results of the first round with those of the others."""
     (y, added), (handled, needed) = sums, counts
     rounds = reduce_max(needed, STREAM_AXES)  # so that no rank waits for another in the loop
@@ -202,20 +204,20 @@ def _add_later_rounds(layer: Layer, inputs: Inputs, lists: Lists, sums: Any, cou
     return (y, added), (handled, rounds)
 
 
-def _forward(layer: Layer, inputs: Inputs, lists: Lists) -> tuple[_Results, tuple[Any, ...]]:
+def _forward(layer: Layer, inputs: Inputs, lists: Lists) -> tuple[_Results, tuple[PyTree, ...]]:
     first, pullback, counts = jax.vjp(lambda inputs: _first_round(layer, inputs, lists), inputs, has_aux=True)
     results = _add_later_rounds(layer, inputs, lists, first, counts)
     return results, (pullback, inputs, lists, results[1][1])
 
 
-def _backward(layer: Layer, saved: tuple[Any, ...], cotangents: Any) -> tuple[Inputs, None]:
+def _backward(layer: Layer, saved: tuple[PyTree, ...], cotangents: PyTree) -> tuple[Inputs, None]:
     pullback, inputs, lists, rounds = saved
     (dy, dadded), _ = cotangents
     (first,) = pullback((dy, dadded))
     slices = len(lists.order)
     x, gates = _sliced(slices, inputs.x), _sliced(slices, inputs.gates)
 
-    def step(index: jax.Array, window: Window, total: Any) -> Any:
+    def step(index: jax.Array, window: Window, total: PyTree) -> PyTree:
         once = jax.checkpoint(partial(_later_round, layer, window), prevent_cse=False)
         dw, dx, dgates = jax.vjp(once, inputs.w, _slice_at(x, index), _slice_at(gates, index))[1](_slice_at(dy, index))
         weights = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total[0].weights, dw.weights)
@@ -232,11 +234,11 @@ def _backward(layer: Layer, saved: tuple[Any, ...], cotangents: Any) -> tuple[In
 _all_rounds.defvjp(_forward, _backward)
 
 
-def _rest(exchange: Exchange, lists: Lists, rounds: jax.Array, step: Callable[..., Any], carry: Any) -> Any:
+def _rest(exchange: Exchange, lists: Lists, rounds: jax.Array, step: Callable[..., PyTree], carry: PyTree) -> PyTree:
     """`carry` after `step(slice, window, carry)` for each slice in each round but the first."""
     slices = len(lists.order)
 
-    def run(turn: jax.Array, carry: Any) -> Any:
+    def run(turn: jax.Array, carry: PyTree) -> PyTree:
         index, round = turn % slices, 1 + turn // slices
         window = window_of(_slice_at(lists, index), round, exchange.rows, exchange.rows)
         return vary(step(index, window, carry))
@@ -254,7 +256,7 @@ def _later_round(
     return layer.exchange.combine(window, layer.received(w, places, layer.exchange.dispatch(window, x)))
 
 
-def _slice_at(stack: Any, index: jax.Array) -> Any:
+def _slice_at(stack: PyTree, index: jax.Array) -> PyTree:
     """The arrays of one slice."""
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), stack)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.plan import TensorOverlap
 from jaxpar.layers.context import TokenContext
@@ -124,7 +124,7 @@ class Grouped:
 class Projects(Protocol):
     """A block that has groups of matmuls."""
 
-    def project(self, group: str, x: jax.Array, matmul: Matmul) -> Any:
+    def project(self, group: str, x: jax.Array, matmul: Matmul) -> PyTree:
         """The outputs of a group: linear in its matrices, and in `x`."""
         ...
 
@@ -164,7 +164,7 @@ class Ops:
         del matrices
         return Grouped()
 
-    def run(self, block: Projects, group: str, x: jax.Array) -> Any:
+    def run(self, block: Projects, group: str, x: jax.Array) -> PyTree:
         """The outputs of a group of a block."""
         project = lambda name, x: block.project(name, x, self.matmul(name))
         return project(group, x) if self.tap is None else self.tap(group, project, x)
@@ -181,7 +181,7 @@ def matrix_of(part: Part, name: str, weight: Callable[[str], jax.Array]) -> Matr
     return Matrix(weight(name), (weight(term.first), weight(term.second)), term.scale)
 
 
-def with_factors(products: Any, matrices: Sequence[Matrix], full: Any = None) -> tuple[jax.Array, ...]:
+def with_factors(products: PyTree, matrices: Sequence[Matrix], full: Any = None) -> tuple[jax.Array, ...]:
     """The outputs of matrices.
 
     Args:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select
@@ -20,7 +20,7 @@ from jaxpar.runtime.passes import Context, Output
 from jaxpar.runtime.taps import Taps, recording, tapping
 from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
 
-type Policy = Callable[..., Any]
+type Policy = Callable[..., PyTree]
 
 type Apply = Callable[..., Output]
 """One layer: (weights in compute placement, x, layer's number in the model, tokens, tap, zeros, recorded) -> (x,
@@ -59,7 +59,7 @@ class LayerProgram:
 
     def vjp(
         self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context
-    ) -> tuple[Output, Any]:
+    ) -> tuple[Output, PyTree]:
         """The layer's output and report, and their pullback, which holds none of the arguments.
 
         `policy` is that of `jax.checkpoint`; None keeps every intermediate of autodiff.
@@ -69,8 +69,8 @@ class LayerProgram:
         return vjp_without_arguments(self._function(policy), *arguments, differentiated=differentiated)
 
     def pullback(
-        self, policy: Policy | None, residuals: Any, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context
-    ) -> Any:
+        self, policy: Policy | None, residuals: PyTree, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context
+    ) -> PyTree:
         """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...,
         observed statistics)."""
         _, pullback = jax.eval_shape(self._vjp(policy), w, x, number, tokens)
@@ -100,11 +100,11 @@ class LayerProgram:
         _, pullback = jax.vjp(groups, self.halves(zeros)[1])
         return pullback({name: dy for name, (_, dy) in taps.items()})[0]
 
-    def _zeros(self) -> Any:
+    def _zeros(self) -> PyTree:
         """Zeros, whose cotangents are the layer's statistics; None if it collects none."""
         return vary(jnp.zeros(self.observes)) if self.observes else None
 
-    def _arguments(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context) -> tuple[Any, ...]:
+    def _arguments(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context) -> tuple[PyTree, ...]:
         """The arguments of `_function`."""
         diff, fixed = self.halves(w)
         return diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros()
@@ -114,20 +114,20 @@ class LayerProgram:
         """The input and the outputs of each group of matmuls."""
 
         def groups(w: Arrays, x: jax.Array, tokens: Context) -> Taps:
-            recorded: dict[str, tuple[jax.Array, Any]] = {}
+            recorded: dict[str, tuple[jax.Array, PyTree]] = {}
             self.apply(w, x, vary(jnp.int32(0)), tokens, recording(recorded), self._zeros(), None)
             return recorded
 
         return groups
 
     @cached_property
-    def _vjp(self) -> Callable[[Policy | None], Callable[..., tuple[Output, Any]]]:
+    def _vjp(self) -> Callable[[Policy | None], Callable[..., tuple[Output, PyTree]]]:
         return cache(lambda policy: partial(self.vjp, policy))
 
     @cached_property
     def _function(self) -> Callable[[Policy | None], Callable[..., Output]]:
         def function(
-            diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: Context, zeros: Any
+            diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: Context, zeros: PyTree
         ) -> Output:
             return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else None, zeros, None)
 

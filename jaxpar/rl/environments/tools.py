@@ -34,7 +34,7 @@ class ToolCalls:
     What a tool raises, or a call that is none, is said in the response.
     """
 
-    def __init__(self, tools: Mapping[str, Callable[..., Any]]):
+    def __init__(self, tools: Mapping[str, Callable[..., object]]):
         self._tools = tools
 
     def reset(self, record: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
@@ -74,11 +74,11 @@ def _value(node: ast.AST) -> float:
     raise ValueError("expected numbers, parentheses and + - * / // %")
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"calculate": calculate}
+FUNCTIONS: dict[str, Callable[..., object]] = {"calculate": calculate}
 """Functions by their name in `rl.tools`."""
 
 
-def tool_of(name: str) -> tuple[str, Callable[..., Any]]:
+def tool_of(name: str) -> tuple[str, Callable[..., object]]:
     """The name by which the model calls a tool, and its function. Raises `UserError` where it is none."""
     if not is_user_code(name):
         if name not in FUNCTIONS:

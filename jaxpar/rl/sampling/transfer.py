@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
 
 from jaxpar.config import Config
 from jaxpar.generation.layout import generation_layout
@@ -35,7 +36,7 @@ class WeightTransfer:
         self._dtype, self._placed = placement.dtype, shardings(mesh, placement.layout)
         self._apart = set(mesh.devices.flat).isdisjoint(run.mesh.devices.flat)
         """Whether what was moved has memory of its own; on a device of the run the step may donate it."""
-        self._frozen: dict[Any, jax.Array] = {}
+        self._frozen: dict[KeyPath, jax.Array] = {}
         """Frozen weights by their path, where they were moved to other devices."""
         self.moved_bytes = 0
         """Bytes that the devices of the mesh got in the last call."""
@@ -46,7 +47,7 @@ class WeightTransfer:
         frozen = {path for path, _ in jax.tree_util.tree_leaves_with_path(self._run.state.frozen)}
         return jax.tree_util.tree_map_with_path(partial(self._moved, frozen), weights, self._placed)
 
-    def _moved(self, frozen: set[Any], path: Any, leaf: jax.Array, where: NamedSharding) -> jax.Array:
+    def _moved(self, frozen: set[KeyPath], path: KeyPath, leaf: jax.Array, where: NamedSharding) -> jax.Array:
         if path in self._frozen:
             return self._frozen[path]
         there = jax.device_put(self._to_generation(path, leaf), where)
@@ -55,13 +56,13 @@ class WeightTransfer:
             self._frozen[path] = there
         return there
 
-    def _to_generation(self, path: Any, leaf: jax.Array) -> jax.Array:
+    def _to_generation(self, path: KeyPath, leaf: jax.Array) -> jax.Array:
         """A weight in the dtype of generation, the layers of a stack in the order of the model."""
         source = leaf.sharding
         assert isinstance(source, NamedSharding), "weights are on a mesh"
         on_device = jax.device_put(leaf, NamedSharding(source.mesh, source.spec))
         cast = on_device.astype(self._dtype)
-        tree: Any = cast
+        tree: PyTree = cast
         for key in reversed(path):
             tree = {key.key: tree}
         (moved,) = jax.tree.leaves(self._run.saved.outgoing(tree))

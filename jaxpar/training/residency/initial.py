@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, UInt
+from jaxtyping import Array, Int, PyTree, UInt
 
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_states
@@ -32,12 +31,12 @@ class InitialWeight:
     layout: StepLayout
     index: int
     """Among the leaves of the specs of trained weights."""
-    like: Any
+    like: PyTree
     """Shapes, dtypes and shardings of the weight and of what its rule keeps."""
     update: WeightUpdate
 
     @property
-    def _leaf(self) -> Any:
+    def _leaf(self) -> PyTree:
         return jax.tree_util.tree_leaves_with_path(self.layout.trained)[self.index]
 
     def rows(self, layers: Int[Array, " rows"], seed: UInt[Array, ""]) -> WeightState:
@@ -77,7 +76,7 @@ def weight_by_weight(
     layout: StepLayout,
     mesh: Mesh,
     updates: Sequence[WeightUpdate],
-    stored: Callable[[InitialWeight, UInt[Array, ""]], Any],
+    stored: Callable[[InitialWeight, UInt[Array, ""]], PyTree],
     arguments: StepArguments,
 ) -> TrainState:
     """The state; `stored` makes a weight and its moments where they are to be."""

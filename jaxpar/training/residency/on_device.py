@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jax.stages import Wrapped
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.interop.mapping.form import ReadPart
 from jaxpar.layout.islands import ISLAND_WEIGHTS, ROUND_START, partition_over_islands, replicate_over_islands
@@ -21,14 +22,14 @@ from jaxpar.memory.streaming import DEVICE
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
-from jaxpar.mesh.parameters import Weights
+from jaxpar.mesh.parameters import ModelTree, Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.island_metrics import metrics_of_islands
 from jaxpar.training.residency.islands import IslandStep
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.residency.weight_update import Measure, UpdateFacts, WeightUpdate, weight_updates
+from jaxpar.training.residency.weight_update import CompiledStep, Measure, UpdateFacts, WeightUpdate, weight_updates
 
 
 class OnDevice:
@@ -114,7 +115,7 @@ class OnDevice:
         return self._initial(self.layout.arguments)
 
     @cached_property
-    def _initial(self) -> Any:
+    def _initial(self) -> Callable[[StepArguments], TrainState]:
         shardings, options = self.layout.state_shardings(self.mesh), cpu_options(self.mesh)
         made = jax.jit(self.layout.initial_state, out_shardings=shardings, compiler_options=options)
         return made.lower(self.layout.arguments).compile()
@@ -123,7 +124,7 @@ class OnDevice:
         """A restored state in the form that steps take."""
         return state
 
-    def with_weights(self, state: TrainState, weights: Any) -> TrainState:
+    def with_weights(self, state: TrainState, weights: ModelTree[ReadPart]) -> TrainState:
         """`state` with other master weights, and the moving average of them if it has one. `state` is used up.
 
         `weights` has in place of each weight a function that returns a part of it; this process calls it for the parts
@@ -133,7 +134,7 @@ class OnDevice:
         def replaced(old: jax.Array, read: ReadPart) -> jax.Array:
             shape, where = old.shape, old.sharding
             old.delete()
-            part: Any = cache(read)  # replicas have the same ones
+            part = cache(read)  # replicas have the same ones
             return jax.make_array_from_callback(shape, where, part)
 
         average = state.optimizer.get(AVERAGE)
@@ -154,11 +155,11 @@ class OnDevice:
         copies = partial(replicate_over_islands, islands=self.layout.plan.axes.islands)
         return jax.jit(lambda master: copies(jax.device_put(master, DEVICE)), out_shardings=where)(master)
 
-    def train(self, measure: Measure, metrics: Any) -> Any:
+    def train(self, measure: Measure, metrics: PyTree[PartitionSpec]) -> Wrapped:
         """The jitted step, of `abstract_input`, a batch and arguments; `metrics` has the partition of each metric."""
         layout = self.layout
 
-        def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+        def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, PyTree]:
             if layout.islands:
                 return IslandStep(layout, measure, self.updated)(state, batch, arguments)
             measured = measure(state, batch, arguments)
@@ -173,7 +174,7 @@ class OnDevice:
         options = step_options(layout.plan, self.mesh)
         return jax.jit(self.placing(step), donate_argnums=0, out_shardings=placed, compiler_options=options)
 
-    def placing(self, step: Any) -> Any:
+    def placing(self, step: CompiledStep) -> CompiledStep:
         """`step`, compiled for the memory kinds of the state's arrays."""
         return step
 
@@ -181,7 +182,9 @@ class OnDevice:
         """Shapes, dtypes and shardings of what the jitted step reads of the state."""
         return self.layout.abstract_state(self.mesh)
 
-    def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+    def advance(
+        self, train: CompiledStep, state: TrainState, batch: Batch, arguments: StepArguments
+    ) -> tuple[TrainState, PyTree]:
         """The state and the metrics after a step with `train`, compiled or not."""
         state, metrics = train(state, batch, arguments)
         return state, metrics_of_islands(metrics) if self.layout.islands else metrics
@@ -190,7 +193,7 @@ class OnDevice:
         """Master weights, or their average, of a state, as arrays that evaluation reads."""
         return weights
 
-    def arrays(self, state: TrainState) -> dict[str, Any]:
+    def arrays(self, state: TrainState) -> dict[str, PyTree]:
         """The arrays of `state` that are in memory, by purpose."""
         return {
             "master weights": state.master,

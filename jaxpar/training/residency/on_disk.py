@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, UInt
+from jax.stages import Wrapped
+from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from jaxpar.interop.mapping.form import ReadPart
 from jaxpar.layout.state import TrainState, WeightState, weight_states
@@ -27,14 +28,14 @@ from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import DiskArray, check_complete, copied, offload_folder, remove_stale
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.build import mapped
-from jaxpar.mesh.parameters import Nested, Weights, subtree_like
+from jaxpar.mesh.parameters import ModelTree, Nested, Weights, subtree_like
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
 from jaxpar.training.residency.on_device import OnDevice
-from jaxpar.training.residency.weight_update import Measure, UpdateFacts, WeightUpdate
+from jaxpar.training.residency.weight_update import CompiledStep, Measure, UpdateFacts, WeightUpdate
 
-FULL: Any = PartitionSpec()
+FULL: PyTree = PartitionSpec()
 FACTS = UpdateFacts(FULL, FULL, FULL, FULL)
 
 READS, WRITES = 1, 2
@@ -65,10 +66,10 @@ class OnDisk(OnDevice):
     # ---- state
 
     @cached_property
-    def _initial(self) -> Any:
+    def _initial(self) -> Callable[[StepArguments], TrainState]:
         return partial(weight_by_weight, self.layout, self.mesh, self.updates, self._stored)
 
-    def _stored(self, weight: InitialWeight, seed: UInt[Array, ""]) -> Any:
+    def _stored(self, weight: InitialWeight, seed: UInt[Array, ""]) -> WeightState:
         arrays = jax.tree.map(lambda like: DiskArray(self.folder, like), weight.like)
         for first, piece in weight.pieces(seed):
             _write(arrays, first, piece)
@@ -94,7 +95,7 @@ class OnDisk(OnDevice):
             weight.on_device = self.fetched(weight, dtype)
         return state._replace(master=master, optimizer=optimizer)
 
-    def arrays(self, state: TrainState) -> dict[str, Any]:
+    def arrays(self, state: TrainState) -> dict[str, PyTree]:
         return {"weights, of files": [leaf.on_device for leaf in jax.tree.leaves(state.master)]}
 
     def readable(self, weights: Weights) -> Weights:
@@ -102,7 +103,7 @@ class OnDisk(OnDevice):
         here = lambda leaf, dtype: self.fetched(leaf, dtype) if leaf.on_device is None else leaf.on_device
         return jax.tree.map(here, weights, self._dtypes)
 
-    def with_weights(self, state: TrainState, weights: Any) -> TrainState:
+    def with_weights(self, state: TrainState, weights: ModelTree[ReadPart]) -> TrainState:
         def replace(array: DiskArray, read: ReadPart, dtype: jnp.dtype) -> None:
             for (rows, *others), part in array.parts():
                 for row in range(len(part)):
@@ -137,20 +138,22 @@ class OnDisk(OnDevice):
 
     # ---- a step
 
-    def train(self, measure: Measure, metrics: Any) -> Any:
+    def train(self, measure: Measure, metrics: PyTree[PartitionSpec]) -> Wrapped:
         """The jitted step without its update: gradients, the facts that the update needs, and the next state."""
         layout = self.layout
         reads = layout.state._replace(optimizer=None)
         results = layout.master, FACTS, reads._replace(master=None), metrics
 
-        def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> Any:
+        def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[PyTree, ...]:
             return tuple(measure(state, batch, arguments))
 
         step = self._mapped(_train, (reads, layout.batch.partitions, FULL), results)
         options = step_options(layout.plan, self.mesh)
         return jax.jit(step, out_shardings=shardings(self.mesh, results), compiler_options=options)
 
-    def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+    def advance(
+        self, train: CompiledStep, state: TrainState, batch: Batch, arguments: StepArguments
+    ) -> tuple[TrainState, PyTree]:
         """Raises `UserError` where an earlier update of `state` was interrupted."""
         check_complete(state)
         weights = jax.tree.map(lambda leaf: leaf.on_device, state.master)
@@ -167,7 +170,7 @@ class OnDisk(OnDevice):
         )
         return state._replace(master=jax.tree.map(on_device, state.master, self._dtypes), optimizer=None)
 
-    def apply(self, state: TrainState, gradients: list[Any], facts: UpdateFacts) -> None:
+    def apply(self, state: TrainState, gradients: list[jax.Array | None], facts: UpdateFacts) -> None:
         """Update the files of `state`, and its weights on the device. Returns when all is written.
 
         If it is interrupted, the state that is left is refused by every step and save.
@@ -179,11 +182,11 @@ class OnDisk(OnDevice):
         """
         if not bool(facts.applies):
             return
-        weights: list[Any] = weight_states(state.master, state.optimizer)  # of disk arrays
+        weights: list[PyTree] = weight_states(state.master, state.optimizer)  # of disk arrays
         arrays: list[DiskArray] = jax.tree.leaves(weights)
         pieces = list(self._pieces(weights))
 
-        def updated(piece: Piece, parts: Any) -> WeightState:
+        def updated(piece: Piece, parts: WeightState) -> WeightState:
             weight = weights[piece.weight]
             now, stored = jax.tree.map(DiskArray.placed, weight, parts), weight.master.on_device
             new, weight.master.on_device = self._updates[piece.weight](
@@ -204,10 +207,12 @@ class OnDisk(OnDevice):
         for array in arrays:
             array.halfway = False
 
-    def _mapped(self, function: Any, in_layouts: Any, out_layouts: Any) -> Any:
+    def _mapped(
+        self, function: Callable[..., PyTree], in_layouts: PyTree, out_layouts: PyTree
+    ) -> Callable[..., PyTree]:
         return mapped(function, self.mesh, self.layout.plan.dtypes.compute, in_layouts, out_layouts)
 
-    def _pieces(self, weights: list[Any]) -> Iterator[Piece]:
+    def _pieces(self, weights: list[PyTree]) -> Iterator[Piece]:
         for index, (weight, update) in enumerate(zip(weights, self.updates, strict=True)):
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.local_shape, leaf.dtype), weight)
             total, rows = weight.master.local_shape[0], update.rows(shapes)
@@ -215,13 +220,13 @@ class OnDisk(OnDevice):
                 yield Piece(index, first, rows, first + (rows or total) >= total)
 
     @cached_property
-    def _updates(self) -> list[Any]:
+    def _updates(self) -> list[Callable[..., tuple[WeightState, jax.Array]]]:
         """For each weight, compiled (piece, full gradient, weight on the device, facts, first row) -> (new piece,
         weight)."""
         layouts = weight_states(self.layout.state.master, self.layout.state.optimizer)
         return list(map(self._compiled, self.updates, layouts))
 
-    def _compiled(self, update: WeightUpdate, layout: Any) -> Any:
+    def _compiled(self, update: WeightUpdate, layout: WeightState) -> Callable[..., tuple[WeightState, jax.Array]]:
         def function(
             now: WeightState,
             gradient: Float[Array, "*shard"],
@@ -248,7 +253,7 @@ def _ahead[Item, Result](
     yield from (future.result() for future in coming)
 
 
-def _read(weight: WeightState, piece: Piece) -> Any:
+def _read(weight: WeightState, piece: Piece) -> WeightState:
     return jax.tree.map(lambda leaf: leaf.read(piece.first, piece.rows), weight)
 
 

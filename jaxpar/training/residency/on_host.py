@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, UInt
+from jaxtyping import Array, Float, PyTree, UInt
 
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.state import TrainState, join_weights, weight_states
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.memory.streaming import (
     DEVICE,
     fetched_rows,
@@ -41,7 +41,7 @@ from jaxpar.mesh.placements import WeightPlacement
 from jaxpar.optim.norm import squares
 from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
 from jaxpar.training.residency.on_device import OnDevice
-from jaxpar.training.residency.weight_update import UpdateFacts
+from jaxpar.training.residency.weight_update import CompiledStep, UpdateFacts
 
 
 class OnHost(OnDevice):
@@ -118,10 +118,10 @@ class OnHost(OnDevice):
     # ---- outside
 
     @cached_property
-    def _initial(self) -> Any:
+    def _initial(self) -> Callable[[StepArguments], TrainState]:
         return partial(weight_by_weight, self.layout, self.mesh, self.updates, self.stored)
 
-    def stored(self, weight: InitialWeight, seed: UInt[Array, ""]) -> Any:
+    def stored(self, weight: InitialWeight, seed: UInt[Array, ""]) -> PyTree:
         """A weight and its moments before the first step, where they are to be."""
         where, parts = (jax.tree.map(get, weight.like) for get in (lambda a: a.sharding, lambda a: a.sharding.spec))
         on_parts = lambda function, *layouts: mapped(
@@ -140,9 +140,9 @@ class OnHost(OnDevice):
             state = write(state, piece, jnp.int32(first))
         return state
 
-    def placing(self, step: Any) -> Any:
+    def placing(self, step: CompiledStep) -> CompiledStep:
         @wraps(step)
-        def placed(state: TrainState, *rest: Any) -> Any:  # shapes alone do not say in which memory an array is
+        def placed(state: TrainState, *rest: PyTree) -> PyTree:  # shapes alone do not say in which memory an array is
             states = zip(weight_states(state.master, state.optimizer), jax.tree.leaves(self._streams), strict=True)
             marked = [to_host(weight) if streams else weight for weight, streams in states]
             return step(join_weights(marked, state), *rest)

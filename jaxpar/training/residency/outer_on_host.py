@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, wraps
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from jaxpar.layout.islands import OUTER_MOMENTUM, with_outer_state
 from jaxpar.layout.state import TrainState
@@ -15,6 +16,7 @@ from jaxpar.layout.step_options import cpu_options
 from jaxpar.memory.streaming import fetched_rows, is_on_host, rows_of_piece, to_host
 from jaxpar.mesh.parameters import Weights, subtree_like
 from jaxpar.training.residency.on_device import OnDevice
+from jaxpar.training.residency.weight_update import CompiledStep
 
 
 class OuterOnHost(OnDevice):
@@ -30,7 +32,7 @@ class OuterOnHost(OnDevice):
     # ---- outside
 
     @cached_property
-    def _initial(self) -> Any:
+    def _initial(self) -> Callable[[StepArguments], TrainState]:
         """Three steps, so that the device never has the outer state beside all else."""
         places, options = self.layout.state_shardings(self.mesh), cpu_options(self.mesh)
         compiled = lambda make, where: (
@@ -52,9 +54,9 @@ class OuterOnHost(OnDevice):
 
         return made
 
-    def placing(self, step: Any) -> Any:
+    def placing(self, step: CompiledStep) -> CompiledStep:
         @wraps(step)
-        def placed(state: TrainState, *rest: Any) -> Any:  # shapes alone do not say in which memory an array is
+        def placed(state: TrainState, *rest: PyTree) -> PyTree:  # shapes alone do not say in which memory an array is
             return step(with_outer_state(state, to_host), *rest)
 
         return placed

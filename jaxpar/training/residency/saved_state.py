@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
+from jaxtyping import PyTree
 
 from jaxpar.checkpoint.pieces import Pieces, Region
 from jaxpar.hardware.host import PINNED
@@ -29,7 +31,7 @@ from jaxpar.memory.disk_array import DiskArray, check_complete
 from jaxpar.mesh.layer_order import LAYERS, PADDING, LayerOrder, StackOrder
 from jaxpar.mesh.rules import axes_of_dim
 
-type State = Any
+type State = PyTree
 
 
 class SavedState:
@@ -48,7 +50,7 @@ class SavedState:
     def abstract(self) -> State:
         """Shapes, dtypes and shardings of the state in a checkpoint; placeholders for what is on disk."""
 
-        def saved(path: Any, like: Any) -> Any:
+        def saved(path: KeyPath, like: PyTree) -> jax.ShapeDtypeStruct | DiskRows:
             if (folder := self._folder) and like.sharding.memory_kind == PINNED:
                 return self._rows(path, like, partial(DiskArray, folder, like))
             if self._moves(path) is None:
@@ -66,7 +68,7 @@ class SavedState:
         """
         check_complete(state)
 
-        def one(path: Any, leaf: jax.Array | DiskArray) -> Any:
+        def one(path: KeyPath, leaf: jax.Array | DiskArray) -> jax.Array | DiskRows:
             if isinstance(leaf, DiskArray):
                 return self._rows(path, leaf, lambda: leaf)
             if (order := self._moves(path)) is None:
@@ -79,7 +81,7 @@ class SavedState:
     def incoming(self, saved: State) -> State:
         """A restored state in the form that the step takes; rows that only pad the stacks are zero. Uses `saved` up."""
 
-        def one(path: Any, leaf: jax.Array | DiskArray, like: Any) -> Any:
+        def one(path: KeyPath, leaf: jax.Array | DiskArray, like: PyTree) -> jax.Array | DiskArray:
             if isinstance(leaf, DiskArray) or (order := self._moves(path)) is None:
                 return leaf
             moved = _moved(leaf, order.places, _device_sharding(leaf.sharding), like.sharding)
@@ -88,17 +90,17 @@ class SavedState:
 
         return jax.tree_util.tree_map_with_path(one, saved, self._abstract)
 
-    def _moves(self, path: Any) -> StackOrder | None:
+    def _moves(self, path: KeyPath) -> StackOrder | None:
         """The order of the stack of layers at `path` of the state; None where a checkpoint has the same rows."""
         stacked = not self._order.is_ordered and any(getattr(key, "key", None) == LAYERS for key in path)
         return self._order.stack_at(path) if stacked else None
 
-    def _shape(self, path: Any, like: Any) -> tuple[int, ...]:
+    def _shape(self, path: KeyPath, like: PyTree) -> tuple[int, ...]:
         """The shape in a checkpoint of an array like `like`."""
         order = self._moves(path)
         return like.shape if order is None else (len(order.layers), *like.shape[1:])
 
-    def _rows(self, path: Any, like: Any, file: Callable[[], DiskArray]) -> DiskRows:
+    def _rows(self, path: KeyPath, like: PyTree, file: Callable[[], DiskArray]) -> DiskRows:
         """The part in a checkpoint of a disk array like `like`, at `path` of the state."""
         order = self._moves(path)
         numbers = None if order is None else tuple(order.places.tolist())

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layout.state import TrainState, WeightState
@@ -45,9 +45,11 @@ class Measured(NamedTuple):
     facts: UpdateFacts
     following: TrainState
     """The state after the step, without master weights and optimizer state."""
-    metrics: Any
+    metrics: PyTree
 
 
+type CompiledStep = Callable[..., tuple[PyTree, ...]]
+"""A jitted step: (state, batch, arguments) -> the next state, or what it is made of, and metrics."""
 type Measure = Callable[[TrainState, Batch, StepArguments], Measured]
 """Forward, backward and norm of a step, on the parts of one device."""
 
