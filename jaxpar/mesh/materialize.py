@@ -30,7 +30,7 @@ from jaxpar.mesh.placements import (
     unreduced_axes,
 )
 from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.mesh.quantized.travel import (
+from jaxpar.mesh.quantized.weight_collectives import (
     gather_hpz,
     gather_shards,
     gather_stored,

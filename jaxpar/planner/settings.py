@@ -13,7 +13,7 @@ from jaxpar.config.schema import MemoryConfig, ParallelConfig
 from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.cost.layout import Layout, Remat, RematRuns
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.memory.remat import BASE, LAYERS, TREATMENTS, Treatment, layer_runs, nearest_preset
+from jaxpar.memory.remat import LAYERS, PRESET, TREATMENTS, Treatment, layer_runs, nearest_preset
 from jaxpar.planner.machine import CPU, is_cpu
 
 ONE_STAGE = "one-stage"
@@ -67,7 +67,7 @@ def written(remat: Sequence[tuple[int, Sequence[tuple[str, str]]]]) -> dict[str,
     for layers, treatments in remat:
         base, changed = nearest_preset(dict(treatments))
         last = first + layers - 1
-        entries.append({LAYERS: f"{first}-{last}" if layers > 1 else str(first), BASE: base, **changed})
+        entries.append({LAYERS: f"{first}-{last}" if layers > 1 else str(first), PRESET: base, **changed})
         first = last + 1
     if len(entries) > 1:
         return tuple(entries)

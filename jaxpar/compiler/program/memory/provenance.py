@@ -38,7 +38,7 @@ class Provenance:
         self._places = {name: place for place, name in enumerate(order)}
         self._trails: dict[tuple[str, tuple[int, ...]], tuple[Op, ...]] = {}
 
-    def maker(self, name: str, path: tuple[int, ...] = ()) -> Op | None:
+    def producer(self, name: str, path: tuple[int, ...] = ()) -> Op | None:
         """The op that computed part `path` of the result of the op `name`; None if the program's text has no such op.
 
         A stack that a loop fills slice by slice was made by what made the slices, and what a loop carries unchanged by
