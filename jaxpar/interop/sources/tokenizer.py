@@ -101,8 +101,8 @@ def chat_encoder_of(
         chosen, file = next(((one, file) for one, file in beside if one is not None), (None, files[0]))
     if chosen is None:
         raise UserError(
-            f"--chat: no chat template is known for {named(source.path)}: there is none beside {named(file)}, neither "
-            f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML} for a "
+            f"--chat: no chat template is known for {named(source.path)}: there is none beside {named(file)}, in "
+            f"chat_template.jinja or {CHAT}; expected --chat-template FILE, or --chat-template {CHATML} for a "
             "model that was trained with it"
         )
     text = read_model_text(file, file.parent)
