@@ -128,8 +128,8 @@ def _types() -> dict[str, object]:
     return field_types(ModelConfig)
 
 
-def _checked(place: str, key: str, value: object) -> Any:
-    return written_value(place, value, _types()[key], f"model.{key}" in NESTED)
+def _checked(path: str, key: str, value: object) -> Any:
+    return written_value(path, value, _types()[key], f"model.{key}" in NESTED)
 
 
 def _suggestion(key: str) -> str:

@@ -247,7 +247,7 @@ def implementations(places: Blocks) -> tuple[Any, ...]:
 
 
 @cache
-def implementation(place: str) -> Any:
+def implementation(path: str) -> Any:
     """The class or function at `module:name`."""
-    module, name = place.split(":")
+    module, name = path.split(":")
     return getattr(import_module(module), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxpar.cost.matmul_codes import MatmulQuantization
+from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.cost.operations import Attention
 from jaxpar.memory.layer_shape import NOT_QUANTIZED, ExpertQuantization
 from jaxpar.mesh.quantized.transport import EXACT, Transport

@@ -18,7 +18,7 @@ from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, strategy_on
 from jaxpar.layout.choices.experts import loops_on
 from jaxpar.layout.choices.matmul import expert_quantization
-from jaxpar.layout.choices.matmul_codes import matmul_quantization
+from jaxpar.layout.choices.matmul_quantization import matmul_quantization
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, holds, layer_order, order_of_chunks
 from jaxpar.layout.memory.estimate import IN_TRANSIT
 from jaxpar.layout.memory.room import Room, memory_room

@@ -194,7 +194,7 @@ def _best_sum(sums: np.ndarray, others: np.ndarray, budget: int, host_budget: in
     Of equals: the fewest bytes on the host, then on the device. None where nothing fits.
     """
     best: tuple[tuple[int, int, int], tuple[int, int]] | None = None
-    for place, (device, time, host) in enumerate(sums):
+    for index, (device, time, host) in enumerate(sums):
         fits = np.flatnonzero((others[:, 0] <= budget - device) & (others[:, 2] <= host_budget - host))
         if best is not None:
             fits = fits[others[fits, 1] <= best[0][0] - time]
@@ -203,7 +203,7 @@ def _best_sum(sums: np.ndarray, others: np.ndarray, budget: int, host_budget: in
         end = fits[np.lexsort((others[fits, 0], others[fits, 2], others[fits, 1]))[0]]
         key = int(time + others[end, 1]), int(host + others[end, 2]), int(device + others[end, 0])
         if best is None or key < best[0]:
-            best = key, (place, int(end))
+            best = key, (index, int(end))
     return None if best is None else best[1]
 
 
@@ -269,7 +269,7 @@ def _options(
 
 def undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
     """The triples that no other one dominates, in increasing order; of equals the first."""
-    ordered, place = np.unique(np.array(triples, np.int64), axis=0, return_index=True)
+    ordered, index = np.unique(np.array(triples, np.int64), axis=0, return_index=True)
     frontier = np.empty_like(ordered)
     indices: list[int] = []
     # In this order nothing is dominated by a later one, and the first column need not be compared.
@@ -280,7 +280,7 @@ def undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
         for i in np.flatnonzero(~beaten.any(axis=1)):
             if not (frontier[before_block : len(indices), 1:] <= block[i, 1:]).all(axis=1).any():
                 frontier[len(indices)] = block[i]
-                indices.append(int(place[begin + i]))
+                indices.append(int(index[begin + i]))
     return indices
 
 

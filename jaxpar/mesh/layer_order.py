@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
     """Arrays [row, ...] by kind; the rows of a chunk are contiguous."""
     chunk: Index
     """Its index among the rank's chunks."""
-    place: Index
+    index: Index
     """Its index in the stacks: `chunk`, or a slot if the stacks have only the chunks in use."""
 
 

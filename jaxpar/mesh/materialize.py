@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpar.mesh.axes import AXES, SHARD_AXES, vary
-from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, subtree_like
 from jaxpar.mesh.placements import (
@@ -37,6 +36,7 @@ from jaxpar.mesh.quantized.weight_collectives import (
     reduce_shards,
     scatter_shards,
 )
+from jaxpar.mesh.quantized_stack import is_quantized_stack
 from pallas_kernels.vjp_parts import custom_vjp
 
 type Part = str | tuple[str, ...]
@@ -132,7 +132,7 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     """
     stored = partial(_stored, dtype=placements.storage.dtype)
     one = lambda weight, placed: jax.tree.map(lambda rows: stored(rows, placed), weight)
-    return jax.tree.map(one, master, subtree_like(placements.weights, master), is_leaf=is_coded_stack)
+    return jax.tree.map(one, master, subtree_like(placements.weights, master), is_leaf=is_quantized_stack)
 
 
 def row_to_storage(master: Arrays, placements: Placements, *, part: Part) -> Arrays:

@@ -83,8 +83,8 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
 
 def _relative(seconds: Sequence[float]) -> tuple[Fraction, ...] | None:
     """Relative to their mean, to four digits; None where all are alike."""
-    found = tuple(Fraction(round(1e4 * one / fmean(seconds)), 10**4) for one in seconds)
-    return None if len(set(found)) == 1 else found
+    shares = tuple(Fraction(round(1e4 * one / fmean(seconds)), 10**4) for one in seconds)
+    return None if len(set(shares)) == 1 else shares
 
 
 def layout_of(config: Config, plan: Plan, search: Search) -> Layout:

@@ -60,7 +60,7 @@ class QuantizedMatmuls(Carried[History | None]):
     """Quantized matmuls whose scales come from the tensors themselves: they hand nothing on."""
 
     quantize: Callable[..., StepWeights] | None
-    """`coded_weights` of a layout, but for the weights and the scales; None where matrices are quantized with each
+    """`quantized_weights` of a layout, but for the weights and the scales; None where matrices are quantized with each
     use."""
     name = "matmuls"
     title = "quantized matmuls"

@@ -119,7 +119,7 @@ def _print_table(title: str, shown: Table, console: Console) -> None:
     if not shown.rows:
         console.print(Text(f"{title}: none"))
         return
-    made = table(shown.heads, [head for place, head in enumerate(shown.heads) if place not in shown.numbers], title)
+    made = table(shown.heads, [head for index, head in enumerate(shown.heads) if index not in shown.numbers], title)
     for row in shown.rows:
         made.add_row(*(Text(cell, "red" if isinstance(cell, Cell) and cell.hot else "") for cell in row))
     console.print(made)

@@ -56,9 +56,9 @@ class Clusters(NamedTuple):
     """Assignments of a rank's tokens in the order of their clusters, and the clusters."""
 
     order: Int[Array, " assignments"]
-    """The assignment at each place, or `NONE` of those that do not count."""
-    place: Int[Array, "tokens chosen"]
-    """Where each assignment stands in that order, or `NONE`."""
+    """The assignment at each position, or `NONE` for invalid ones."""
+    position: Int[Array, "tokens chosen"]
+    """Position of each assignment in that order, or `NONE`."""
     cluster: Int[Array, " assignments"]
     """Its cluster, or `NONE`."""
     last: Int[Array, " clusters"]
@@ -72,7 +72,7 @@ class Clusters(NamedTuple):
     @property
     def tokens(self) -> Int[Array, " assignments"]:
         """The token of each assignment, or `NONE`."""
-        return self.order // self.place.shape[1]
+        return self.order // self.position.shape[1]
 
 
 def cluster_room(experts: ExpertsConfig, share: float, tokens: int, slices: int) -> int:
@@ -180,7 +180,7 @@ def clusters_of(
 
 def centroids_of(clusters: Clusters, x: Float[Array, "tokens embed"]) -> Float[Array, "clusters embed"]:
     """The mean of the tokens of each cluster."""
-    rows = spread(x, clusters.tokens, clusters.place).astype(jnp.float32)
+    rows = spread(x, clusters.tokens, clusters.position).astype(jnp.float32)
     sums = _sums(rows, clusters.cluster, clusters.last)
     return (sums / jnp.maximum(clusters.size, 1)[:, None]).astype(x.dtype)
 
@@ -196,9 +196,9 @@ def restored(
     """`sum_i w_i (expert_i(c) + residual (x - c))` over the experts of each token, from the `results` of the experts
     for the centroids c."""
     moved = results.astype(jnp.float32) - residual * centroids.astype(jnp.float32)
-    weights = spread(gates.reshape(-1, 1), clusters.order, clusters.place.reshape(-1, 1))
-    moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.tokens, clusters.place)
-    inputs = jnp.where(clusters.place >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
+    weights = spread(gates.reshape(-1, 1), clusters.order, clusters.position.reshape(-1, 1))
+    moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.tokens, clusters.position)
+    inputs = jnp.where(clusters.position >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
     return (moved + residual * inputs).astype(x.dtype)
 
 

@@ -110,7 +110,7 @@ def exchanged(
         program = jax.make_jaxpr(shared)(x)
         constants = program.consts
         shared = lambda x, *constants: eval_jaxpr(program.jaxpr, constants, x)[0]
-    fits = lists.place[0].size <= exchange.room and len(lists.place[0]) <= exchange.rows
+    fits = lists.position[0].size <= exchange.room and len(lists.position[0]) <= exchange.rows
     run = _first_round if fits else _all_rounds
     (y, beside), (handled, rounds) = run(Layer(exchange, products, shared), Inputs(w, x, gates, constants), lists)
     y = y.reshape(x.shape)

@@ -110,9 +110,9 @@ def _unpacked(sent: UInt8[Array, "rows bytes"]) -> UInt8[Array, "rows elements"]
 
 def _thresholds(x: Float[Array, "rows elements"]) -> Float[Array, "rows elements"]:
     """A number in [0, 1) for each element, from its bits and its place (the finalizer of MurmurHash3)."""
-    place = lax.broadcasted_iota(jnp.uint32, x.shape, 0) * jnp.uint32(x.shape[1])
-    place = place + lax.broadcasted_iota(jnp.uint32, x.shape, 1)
-    mixed = lax.bitcast_convert_type(x, jnp.uint32) ^ (place * jnp.uint32(2654435769))
+    index = lax.broadcasted_iota(jnp.uint32, x.shape, 0) * jnp.uint32(x.shape[1])
+    index = index + lax.broadcasted_iota(jnp.uint32, x.shape, 1)
+    mixed = lax.bitcast_convert_type(x, jnp.uint32) ^ (index * jnp.uint32(2654435769))
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
         mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(multiplier)
     return ((mixed ^ (mixed >> 16)) >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)

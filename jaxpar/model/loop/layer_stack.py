@@ -96,7 +96,7 @@ class LayerStack:
 
     def row(self, chunk: Chunk, row: Index) -> Index:
         """The index in the stack of a row of a chunk."""
-        return chunk.place * self.order.rows_per_chunk + row
+        return chunk.index * self.order.rows_per_chunk + row
 
     def load_any(self, weights: Stack) -> Arrays:
         """The weights of a row, used only for their shapes."""

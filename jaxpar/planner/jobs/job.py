@@ -116,13 +116,13 @@ def read_jobs(path: Path) -> dict[str, WrittenJob]:
     jobs = document["jobs"].value if "jobs" in document else None
     if not isinstance(jobs, dict) or not jobs:
         raise UserError(f"{named(path)}: jobs: expected a mapping from names to jobs, got {shown(jobs)}")
-    found: dict[str, WrittenJob] = {}
+    written: dict[str, WrittenJob] = {}
     for name, located in jobs.items():
         key = f"{named(path)}:{located.line}: jobs.{name}"
-        found[name] = job = record_from_plain(WrittenJob, located.value, key)
+        written[name] = job = record_from_plain(WrittenJob, located.value, key)
         if job.deadline is not None and job.deadline <= job.arrives:
             raise UserError(f"{key}.deadline: expected hours after arrives ({job.arrives:g}), got {job.deadline:g}")
-    return found
+    return written
 
 
 def curve_of(points: Mapping[int, Point]) -> Curve:

@@ -33,7 +33,7 @@ NAMED = {
 
 def parse_fixed(given: list[str]) -> dict[str, str]:
     """`name=value` by name. Raises `UserError` for a name that is not of the space, or a value that cannot be."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         name, value = name.strip(), value.strip()
@@ -42,8 +42,8 @@ def parse_fixed(given: list[str]) -> dict[str, str]:
                 raise UserError(f"--fix {quoted(text)}: 'stage_layers' is not searched: {LEFT_EQUAL}")
             near = did_you_mean(name, FIXABLE) or f"; there are {', '.join(FIXABLE)}"
             raise UserError(f"--fix {quoted(text)}: expected name=value, and {quoted(name)} is not searched{near}")
-        found[name] = _checked(name, value)
-    return found
+        values[name] = _checked(name, value)
+    return values
 
 
 def _checked(name: str, value: str) -> str:
@@ -88,15 +88,15 @@ AVOIDABLE = (OFFLOAD, ACTIVATIONS, OPTIMIZER, EXPERT, SHARED_ENDS, UNMEASURED, "
 
 def parse_avoided(given: Sequence[str]) -> frozenset[str]:
     """Names of mechanisms as single ones. Raises `UserError` for one that is not searched."""
-    found: set[str] = set()
+    names: set[str] = set()
     for text in given:
         for name in (part.strip() for part in text.split(",")):
             if name not in AVOIDABLE:
                 near = did_you_mean(name, AVOIDABLE) or f"; expected {join_or(AVOIDABLE)}"
                 raise UserError(f"--avoid {quoted(name)}: no such mechanism is searched{near}")
             several = {OFFLOAD: {ACTIVATIONS, OPTIMIZER}, UNMEASURED: NEVER_MEASURED}
-            found |= several.get(name, {name})
-    return frozenset(found)
+            names |= several.get(name, {name})
+    return frozenset(names)
 
 
 def never_measured(layout: Layout) -> list[str]:

@@ -120,10 +120,10 @@ class Bounds:
         microbatches = self.microbatches(group)
 
         def shares() -> dict[int, float]:
-            found: dict[int, float] = {}
+            by_virtual: dict[int, float] = {}
             for name, virtual in self.space.schedules(group.pipe, microbatches):
-                found[virtual] = min(found.get(virtual, inf), _share_waited(name, virtual))
-            return found
+                by_virtual[virtual] = min(by_virtual.get(virtual, inf), _share_waited(name, virtual))
+            return by_virtual
 
         of_layers, of_ends, of_chunks = self._waits(group, layers, shared_ends)
         least = self.known.of(("least shares waited", group.pipe, microbatches), shares)

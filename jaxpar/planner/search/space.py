@@ -196,13 +196,13 @@ class Space:
 
     def _strategies(self, context: int, tensor: int) -> list[str]:
         fixed, heads = self.fixed.get("context_strategy"), self.config.model.heads // tensor
-        found = ["allgather", "ring"]
+        strategies = ["allgather", "ring"]
         if exchanges(heads, context) is None:
-            found.append("ulysses")
+            strategies.append("ulysses")
         at_hand = max(1, self.cluster.gpus_per_host // tensor)
         if any(context % n == heads % n == at_hand % n == 0 for n in range(2, context)):
-            found.append("usp")
-        return [name for name in found if fixed in (None, name) and name not in self.avoided]
+            strategies.append("usp")
+        return [name for name in strategies if fixed in (None, name) and name not in self.avoided]
 
     def offloads(self) -> tuple[bool, ...]:
         """Whether the optimizer's state may be stored on the host."""

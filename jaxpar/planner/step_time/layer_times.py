@@ -14,7 +14,7 @@ from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_cases
 from jaxpar.cost.layout import Layout, Remat
-from jaxpar.cost.matmul_codes import MatmulQuantization
+from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
@@ -81,9 +81,9 @@ class Layers:
         """Weights of an average layer on a device that are trained, of its matrices or factors; without experts."""
         self.experts = self.average({sort: case.experts for sort, case in self.cases.items()})
         """Weights of its experts."""
-        self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
+        self.quantized_parameters = self.average({sort: case.quantized_parameters for sort, case in self.cases.items()})
         """Weights that are stored as codes of 8 bits; without experts."""
-        self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
+        self.quantized_experts = self.average({sort: case.quantized_experts for sort, case in self.cases.items()})
         self.head: Callable[[int], Work] = cache(lambda ends: total(head_time(self.case, vocab, device, network, ends)))
         """Head and loss of a microbatch, forward and backward, on a device; so many pipeline ranks share them."""
         self._again: dict[tuple[Remat, Kinds], dict[Sort, Work]] = {}

@@ -192,7 +192,7 @@ class Step:
 
 def _kinds(sorts: Counter[Sort]) -> Counter[str]:
     """The number of layers of each kind."""
-    found: Counter[str] = Counter()
+    by_kind: Counter[str] = Counter()
     for sort, number in sorts.items():
-        found[sort.kind] += number
-    return found
+        by_kind[sort.kind] += number
+    return by_kind

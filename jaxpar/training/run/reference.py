@@ -158,11 +158,11 @@ def _compute(
     ordered = missing[np.argsort(-lengths[missing], kind="stable")]
     done = 0
     for chosen in np.array_split(ordered, min(_REPORTS, len(ordered))):
-        places = [slice(int(starts[one]), int(starts[one] + lengths[one])) for one in chosen]
-        scores = scorer.scored([stream.tokens[place].tolist() for place in places])
-        for document, place_of, scored in zip(chosen, places, scores, strict=True):
-            counts = stream.loss_mask[place_of][1:] != 0
-            values[document] = scored.log_probabilities.astype(np.float64)[counts].sum()
+        spans = [slice(int(starts[one]), int(starts[one] + lengths[one])) for one in chosen]
+        scores = scorer.scored([stream.tokens[span].tolist() for span in spans])
+        for document, span, scored in zip(chosen, spans, scores, strict=True):
+            in_loss = stream.loss_mask[span][1:] != 0
+            values[document] = scored.log_probabilities.astype(np.float64)[in_loss].sum()
             if not np.isfinite(values[document]):
                 raise UserError(
                     f"{KEY}: the reference gives document {document + 1} of {named(part.folder.path)} ({part.split}) "
