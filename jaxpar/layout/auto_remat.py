@@ -121,7 +121,7 @@ def cheapest_runs(
 def _named(runs: list[tuple[int, dict[str, Treatment]]], names: Sequence[str]) -> tuple[LayerRun, ...]:
     """Runs of layers that recompute what the choice leaves out: what a feed-forward in tiles does not keep."""
     again: dict[str, Treatment] = dict.fromkeys(names, "recompute")
-    return joined(LayerRun(number, again | activations) for number, activations in runs)
+    return joined(LayerRun(layers, again | activations) for layers, activations in runs)
 
 
 def _kind_and_treatment_of_slots(

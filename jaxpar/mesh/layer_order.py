@@ -126,7 +126,7 @@ class LayerOrder:
     @staticmethod
     def from_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
         """Chunks of layers that are alike, in model order: the rank of each, and its number of layers."""
-        return LayerOrder.from_kinds(rank_of, [(ALL,) * number for number in layers])
+        return LayerOrder.from_kinds(rank_of, [(ALL,) * length for length in layers])
 
     @staticmethod
     def from_kinds(rank_of: Sequence[int], chunks: Sequence[Sequence[str]]) -> LayerOrder:

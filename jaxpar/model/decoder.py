@@ -213,14 +213,14 @@ class DecoderStages:
         attend = self.attend[kind]
 
         def apply(
-            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap | None, zeros: Maxima | None,
-            recorded: dict[str, jax.Array] | None,
+            w: Arrays, x: jax.Array, layer_index: jax.Array, tokens: TokenContext, tap: Tap | None,
+            zeros: Maxima | None, recorded: dict[str, jax.Array] | None,
         ) -> Output:  # fmt: skip
-            context = Context(number, tokens, attend, self.train, recorded=recorded)
+            context = Context(layer_index, tokens, attend, self.train, recorded=recorded)
             return with_weights(prototype, w)(x, context, tap, zeros)
 
-        def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
-            return with_weights(prototype, w).linear(name, x, number, tokens)
+        def linear(w: Arrays, name: str, x: jax.Array, layer_index: jax.Array, tokens: TokenContext) -> Any:
+            return with_weights(prototype, w).linear(name, x, layer_index, tokens)
 
         specs = layer_specs(prototype, self.config)
         matrices = split_backward_weights(prototype.blocks, specs) if self.split_backward else None

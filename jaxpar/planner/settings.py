@@ -45,7 +45,7 @@ def config_of(config: Config, layout: Layout) -> Config:
         schedule=layout.schedule if pipelined else "auto",
         virtual_stages=layout.virtual_stages if pipelined else None,
         stage_layers=layout.stage_layers if pipelined else None,
-        pipe_ends="shared" if layout.shared_ends else "last",
+        pipe_ends="shared" if layout.shared_embed_and_head else "last",
         context_strategy=layout.context_strategy if layout.context > 1 else "auto",  # pyright: ignore
     )
     return replace(config, parallel=parallel, memory=_memory_of(config.memory, layout))
@@ -78,7 +78,7 @@ def runs_of(remat: Remat, layers: int, names: Sequence[str]) -> Runs:
     """Remat of the layers of a chunk, by the names of a model's activations."""
     if isinstance(remat, str):
         return layer_runs(remat, names, layers)
-    return tuple(LayerRun(number, of_all_names(dict(treatments), names)) for number, treatments in remat)
+    return tuple(LayerRun(layers, of_all_names(dict(treatments), names)) for layers, treatments in remat)
 
 
 def of_all_names(treatments: Mapping[str, str], names: Sequence[str]) -> dict[str, Treatment]:

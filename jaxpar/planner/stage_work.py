@@ -70,7 +70,7 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
     numbers: dict[str, int | Fraction] = {
         name: Fraction(round(1e6 * duration), 1000) for name, duration in times.items()
     }
-    numbers |= {name: layout.virtual_stages * number for name, number in bytes_kept.items()} | {"sent": sizes.sent}
+    numbers |= {name: layout.virtual_stages * size for name, size in bytes_kept.items()} | {"sent": sizes.sent}
     by_chunk = [chunk.forward.seconds + chunk.backward.seconds for chunk in chunks]
     of_ranks = [0.0] * layout.pipe
     for rank, seconds in zip(ranks_of(layout), by_chunk, strict=True):

@@ -44,7 +44,7 @@ class MemoryClasses:
         self._by_slot: dict[tuple[int, int, int], list[Value]] = {}
         for allocation in buffers.allocations:
             for value in allocation.values:
-                self._by_slot.setdefault((allocation.number, value.offset, value.size), []).append(value)
+                self._by_slot.setdefault((allocation.index, value.offset, value.size), []).append(value)
         self._classes: dict[tuple[str, tuple[int, ...]], str] = {}
         self.provenance = Provenance(module, buffers.order)
 
@@ -73,7 +73,7 @@ class MemoryClasses:
         if key not in self._classes:
             self._classes[key] = self._of_ops(self.provenance.trail(*key))
             if self._classes[key] == "temporaries":
-                slot = self._by_slot.get((allocation.number, value.offset, value.size), ())
+                slot = self._by_slot.get((allocation.index, value.offset, value.size), ())
                 later = (other for other in slot if value.first_live < other.first_live <= value.last_live + 1)
                 # A stack of zeros becomes a loop's.
                 successor = next((other for other in later if self._derives(other, value)), None)

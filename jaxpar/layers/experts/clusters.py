@@ -121,13 +121,13 @@ def dimensions_of(embed: int, experts: int, room: int) -> int:
 
 
 def hashes_of(
-    x: Float[Array, "tokens embed"], number: int, layer: Int[Array, ""] | int, dimensions: int
+    x: Float[Array, "tokens embed"], hashes: int, layer: Int[Array, ""] | int, dimensions: int
 ) -> Int[Array, "tokens hashes"]:
     """Cross-polytope hashes: the coordinate of the largest magnitude of a rotated token, and its sign (Andoni et al.,
     arXiv:1509.02897). Each layer and each hash has a rotation, for which Gaussian matrices stand."""
     x = lax.stop_gradient(x).astype(jnp.float32)
     key = jax.random.fold_in(jax.random.key(SEED), layer)
-    rotations = jax.random.normal(key, (x.shape[1], number, dimensions), jnp.float32)
+    rotations = jax.random.normal(key, (x.shape[1], hashes, dimensions), jnp.float32)
     rotated = jnp.einsum("te,ehv->thv", x, rotations, precision="highest")
     best = jnp.argmax(jnp.abs(rotated), axis=2)
     negative = jnp.take_along_axis(rotated, best[:, :, None], axis=2)[:, :, 0] < 0
@@ -154,19 +154,19 @@ def clusters_of(
     order = jnp.lexsort(keys[::-1])
     keys = keys[:, order]
     there = keys[0] < experts
-    number = there.sum()
+    assigned = there.sum()
     differs = jnp.pad(keys[:, 1:] != keys[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     level = jnp.where(there & differs.any(axis=0), jnp.argmax(differs, axis=0), len(keys))
     begins, places = level < len(keys), jnp.arange(order.size)
     starts = jnp.where(begins | ~there, places, order.size)
     after = lax.cummin(jnp.append(starts[1:], order.size), reverse=True)
-    length = jnp.minimum(after, number) - places
+    length = jnp.minimum(after, assigned) - places
     rank = jnp.argsort(jnp.lexsort((-length, level)))
     begins_cluster = begins & (rank < room)
     cluster = jnp.where(there, jnp.cumsum(begins_cluster) - 1, NONE)
     first = jnp.argsort(~begins_cluster, stable=True)[:room]
     used = jnp.arange(room) < begins_cluster.sum()
-    end = jnp.where(jnp.arange(room) + 1 < begins_cluster.sum(), jnp.append(first[1:], 0), number)
+    end = jnp.where(jnp.arange(room) + 1 < begins_cluster.sum(), jnp.append(first[1:], 0), assigned)
     return Clusters(
         jnp.where(there, order, NONE),
         jnp.where(real, jnp.argsort(order).reshape(tokens, chosen), NONE),

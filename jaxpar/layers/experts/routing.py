@@ -144,14 +144,14 @@ def expert_mask(indices: Int[Array, "tokens chosen"], experts: int) -> Float[Arr
     return jax.nn.one_hot(indices, experts, dtype=jnp.float32)
 
 
-def selected(state: RouterState, values: Logits, number: int) -> Int[Array, "tokens number"]:
+def selected(state: RouterState, values: Logits, k: int) -> Int[Array, "tokens k"]:
     """The experts to replay, or those with the largest values."""
-    return largest(values, number) if state.replay is None else state.replay
+    return largest(values, k) if state.replay is None else state.replay
 
 
-def largest(values: Logits, number: int) -> Int[Array, "tokens number"]:
+def largest(values: Logits, k: int) -> Int[Array, "tokens k"]:
     """The experts with the largest values, the largest first; of equal ones the first."""
-    return jax.lax.top_k(jax.lax.stop_gradient(values), number)[1]
+    return jax.lax.top_k(jax.lax.stop_gradient(values), k)[1]
 
 
 # ---- losses: functions of sums over the whole microbatch, in float32. A loss of the sums of all ranks is not a sum of

@@ -160,9 +160,9 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
     hardware = hardware_of(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     cases = [(_case(config, one, part * parallel.tensor, tiles), one.layers) for one in groups]
-    layers = sum(number for _, number in cases)
-    plain = sum(case.plain(*on) * number for case, number in cases) / layers
-    rings = {chunks: sum(case.ring(*on, chunks) * number for case, number in cases) / layers for chunks in allowed}
+    layers = sum(count for _, count in cases)
+    plain = sum(case.plain(*on) * count for case, count in cases) / layers
+    rings = {chunks: sum(case.ring(*on, chunks) * count for case, count in cases) / layers for chunks in allowed}
     best = min(rings, key=lambda chunks: rings[chunks])
     reason = f"a layer and microbatch is expected to take {seconds(rings[best])} in a ring, {seconds(plain)} plainly"
     if asked == "ring":

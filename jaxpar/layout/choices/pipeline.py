@@ -126,10 +126,10 @@ def _table(file: str, text: str, ranks: int, microbatches: int, virtual_stages: 
     schedule = parse_schedule(text, name=Path(file).stem)
     actual = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "virtual stages": schedule.virtual_stages}
     wanted = {"ranks": ranks, "microbatches": microbatches, "virtual stages": virtual_stages or schedule.virtual_stages}
-    for what, number in actual.items():
-        if number != wanted[what]:
+    for what, value in actual.items():
+        if value != wanted[what]:
             raise ScheduleError(
-                f"the table {quoted(file)} is for {number} {what}, and the configuration has {wanted[what]}"
+                f"the table {quoted(file)} is for {value} {what}, and the configuration has {wanted[what]}"
             )
     for chunk, (before, after) in enumerate(pairwise(schedule.rank_of)):
         if (after - before) % ranks not in (0, 1, ranks - 1):

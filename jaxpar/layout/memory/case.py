@@ -28,7 +28,7 @@ class Case(NamedTuple):
     """Where the optimizer's state is stored: `memory.optimizer_offload`."""
     resident: tuple[str, ...] = ()
     """Weights whose state stays on the device where the others' is on the host."""
-    shared_ends: bool = False
+    shared_embed_and_head: bool = False
     layers_on_host: bool = False
     """Whether weights and gradients of layers are on the host."""
     hpz: int = 1
@@ -57,7 +57,7 @@ class Case(NamedTuple):
     @property
     def vocab_ranks(self) -> int:
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
-        return self.pipe if self.shared_ends else 1
+        return self.pipe if self.shared_embed_and_head else 1
 
     def copies(self, routed: bool = False) -> int:
         """Shards of a weight that a device holds during a step: more than one in an hpZ shard."""

@@ -281,7 +281,7 @@ class MemoryModel:
         """The configuration on a mesh whose devices have the same number of tokens, columns and hidden activations."""
         parallel = ParallelConfig(
             pipe=case.pipe, context=case.context, tensor=case.tensor,
-            pipe_ends="shared" if case.shared_ends else "last",
+            pipe_ends="shared" if case.shared_embed_and_head else "last",
             microbatches=self.config.data.batch_size // case.rows,
         )  # fmt: skip
         return replace(self.config, parallel=parallel)

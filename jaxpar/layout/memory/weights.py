@@ -196,7 +196,7 @@ class Weights:
     def _weight(self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, ranks: _Ranks) -> Weight:
         tensor, shards, pipe, routed, replicas = ranks
         sizes = {"tensor": tensor, "pipe": pipe} | dict.fromkeys(ROUTED_AXES, routed)
-        rules = rules_of(spec, compute_rules(shared_ends=pipe > 1), sizes)
+        rules = rules_of(spec, compute_rules(shared_embed_and_head=pipe > 1), sizes)
         shards = shards // routed if spec.routed else shards
         dims = {name: size for name, size in zip(spec.axes, spec.shape, strict=True) if name != "layers"}
         local = {name: size // prod(sizes[axis] for axis in getattr(rules, name)) for name, size in dims.items()}

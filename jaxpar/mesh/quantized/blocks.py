@@ -82,19 +82,19 @@ def _powers(x: Float[Array, "rows elements"], thresholds: Array) -> UInt8[Array,
     where the fraction between the two exceeds the threshold."""
     magnitudes = jnp.abs(x)
     bits = lax.bitcast_convert_type(magnitudes, jnp.uint32)
-    number = (bits >> 23).astype(jnp.int32) - 127 + POWERS
+    exponent = (bits >> 23).astype(jnp.int32) - 127 + POWERS
     fraction = (bits & 0x7FFFFF).astype(jnp.float32) * jnp.float32(2.0**-23)
-    small = number < 1
+    small = exponent < 1
     fraction = jnp.where(small, magnitudes * jnp.float32(2.0 ** (POWERS - 1)), fraction)
-    quantized = jnp.where(small, 0, number) + (fraction > thresholds)
+    quantized = jnp.where(small, 0, exponent) + (fraction > thresholds)
     return (jnp.minimum(quantized, POWERS) + 8 * (x < 0)).astype(jnp.uint8)
 
 
 def _power_values(quantized: UInt8[Array, "rows elements"]) -> Float[Array, "rows elements"]:
     """The values of `_powers`."""
-    number = (quantized & 7).astype(jnp.int32)
-    powers = lax.bitcast_convert_type((number - POWERS + 127) << 23, jnp.float32)
-    return jnp.where(number == 0, 0.0, jnp.where(quantized > 7, -powers, powers))
+    exponent = (quantized & 7).astype(jnp.int32)
+    powers = lax.bitcast_convert_type((exponent - POWERS + 127) << 23, jnp.float32)
+    return jnp.where(exponent == 0, 0.0, jnp.where(quantized > 7, -powers, powers))
 
 
 def _packed(quantized: UInt8[Array, "rows elements"]) -> UInt8[Array, "rows bytes"]:

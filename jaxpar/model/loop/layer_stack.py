@@ -107,10 +107,12 @@ class LayerStack:
         taps = lambda weights, x, tokens: self.program.zero_taps(self.load_any(weights), x, tokens)
         return stacked((slots, self.order.rows_per_chunk), taps, weights, x, tokens)
 
-    def accumulate(self, gradients: Stack, dw: Arrays, row: jax.Array, number: jax.Array, into: Accumulator) -> Stack:
+    def accumulate(
+        self, gradients: Stack, dw: Arrays, row: jax.Array, layer_index: jax.Array, into: Accumulator
+    ) -> Stack:
         """Add a layer's gradients (compute placement) to its row of a chunk in `gradients`."""
         if self.order.padded:
-            into = into._replace(valid=into.valid & (number != PADDING))
+            into = into._replace(valid=into.valid & (layer_index != PADDING))
         return self.store.add(gradients, dw, self.row(into.chunk, row), into)
 
     # ---- padding
@@ -130,9 +132,9 @@ class LayerStack:
             return act(carry)
         return lax.cond(self.order.local(chunk)[row] != PADDING, act, lambda carry: carry, carry)
 
-    def skip_padding(self, number: jax.Array, y: jax.Array, x: jax.Array | int) -> jax.Array:
+    def skip_padding(self, layer_index: jax.Array, y: jax.Array, x: jax.Array | int) -> jax.Array:
         """`y`, or `x` in a row that only pads the stack."""
-        return jnp.where(number != PADDING, y, x) if self.order.padded else y
+        return jnp.where(layer_index != PADDING, y, x) if self.order.padded else y
 
     def site(self, key: Hashable, weights: Chunk, like: int, padded: bool, step: Step, tie: Tie | None) -> Site:
         """Rows of a chunk that take the same `step` with their weights, of which one is `like`; see `LayerLoop._walk`.

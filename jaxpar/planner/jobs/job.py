@@ -78,7 +78,7 @@ class Curve:
 
     def within(self, gpus: int) -> int:
         """The largest number of at most `gpus`; 0 where none is."""
-        return max((number for number in self.points if number <= gpus), default=0)
+        return max((size for size in self.points if size <= gpus), default=0)
 
     def speed(self, gpus: int) -> float:
         """Tokens per second; 0 for no GPUs."""
@@ -140,7 +140,7 @@ def numbers_of(cluster: Cluster) -> list[int]:
     each, hosts = cluster.gpus_per_host, cluster.groups[0].hosts
     parts = [1 << power for power in range(each.bit_length()) if each % (1 << power) == 0 and 1 << power < each]
     several = {scale << power for scale in (1, 3) for power in range(hosts.bit_length()) if scale << power <= hosts}
-    return [*parts, *(each * number for number in sorted(several | {hosts}))]
+    return [*parts, *(each * size for size in sorted(several | {hosts}))]
 
 
 def planned_curve(config: Config, cluster: Cluster) -> Curve:

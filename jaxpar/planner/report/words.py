@@ -112,7 +112,7 @@ def columns(candidate: Candidate, index: int, batch: int, spread: Spread | None)
 def axes(layout: Layout | AxisSizes) -> str:
     """`pipe 8 x tensor 8`."""
     named = ((axis, getattr(layout, axis)) for axis in MESH_AXES)
-    return " x ".join(f"{axis} {number}" for axis, number in named if number > 1) or "one device"
+    return " x ".join(f"{axis} {size}" for axis, size in named if size > 1) or "one device"
 
 
 def schedule(layout: Layout) -> str:
@@ -120,7 +120,7 @@ def schedule(layout: Layout) -> str:
     if layout.pipe == 1:
         return "-"
     chunks = f", {layout.virtual_stages} chunks" if layout.virtual_stages > 1 else ""
-    return f"{layout.schedule}{chunks}{', shared ends' if layout.shared_ends else ''}"
+    return f"{layout.schedule}{chunks}{', shared ends' if layout.shared_embed_and_head else ''}"
 
 
 def in_one_line(layout: Layout) -> str:

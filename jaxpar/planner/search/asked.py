@@ -68,7 +68,7 @@ def _checked(name: str, value: str) -> str:
 
 
 OFFLOAD, ACTIVATIONS, OPTIMIZER = "offload", "activation_offload", "optimizer_offload"
-SHARED_ENDS = "shared_ends"
+SHARED_EMBED_AND_HEAD = "shared_ends"
 """Embedding and head that all pipeline ranks share."""
 EXPERT = "expert"
 """Experts that are split over ranks."""
@@ -78,12 +78,24 @@ UNMEASURED = "unmeasured"
 MEASURED_SCHEDULES = ("1f1b", "interleaved")
 PIPELINES = tuple(name for name, family in SCHEDULES.items() if not family.one_rank)
 NEVER_MEASURED = frozenset(
-    {name for name in PIPELINES if name not in MEASURED_SCHEDULES} | {"ring", "ulysses", "usp", OPTIMIZER, SHARED_ENDS}
+    {name for name in PIPELINES if name not in MEASURED_SCHEDULES}
+    | {"ring", "ulysses", "usp", OPTIMIZER, SHARED_EMBED_AND_HEAD}
 )
 """Mechanisms of which no run is in the data that the time model was fitted to or tested by
 (`benchmarks/validation/data`): their times follow from their messages, copies and tables alone."""
 
-AVOIDABLE = (OFFLOAD, ACTIVATIONS, OPTIMIZER, EXPERT, SHARED_ENDS, UNMEASURED, "ring", "ulysses", "usp", *PIPELINES)
+AVOIDABLE = (
+    OFFLOAD,
+    ACTIVATIONS,
+    OPTIMIZER,
+    EXPERT,
+    SHARED_EMBED_AND_HEAD,
+    UNMEASURED,
+    "ring",
+    "ulysses",
+    "usp",
+    *PIPELINES,
+)
 
 
 def parse_avoided(given: Sequence[str]) -> frozenset[str]:
@@ -105,6 +117,6 @@ def never_measured(layout: Layout) -> list[str]:
         *([layout.schedule] if layout.pipe > 1 else []),
         *([layout.context_strategy] if layout.context > 1 else []),
         *([OPTIMIZER] if layout.optimizer_offload else []),
-        *([SHARED_ENDS] if layout.shared_ends else []),
+        *([SHARED_EMBED_AND_HEAD] if layout.shared_embed_and_head else []),
     ]
     return [name for name in used if name in NEVER_MEASURED]

@@ -73,7 +73,7 @@ class Kernels:
             zero=choice.zero, virtual_stages=choice.virtual_stages,
             state="host" if choice.optimizer_offload else "none",
             scratch=self._scratch, routed=group.expert,
-            shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
+            shared_embed_and_head=choice.shared_embed_and_head, state_replicas=self._state_replicas,
         )  # fmt: skip
 
     @property

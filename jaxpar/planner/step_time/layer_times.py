@@ -39,7 +39,7 @@ def sorts_of(model: ModelConfig, quantization: MatmulQuantization | None) -> tup
     """The sort of each layer, in the order of the model."""
     first, last = (0, 0) if quantization is None else quantization.exact
     return tuple(
-        Sort(kind, number < first or number >= model.layers - last) for number, kind in enumerate(layer_kinds(model))
+        Sort(kind, index < first or index >= model.layers - last) for index, kind in enumerate(layer_kinds(model))
     )
 
 
@@ -50,8 +50,8 @@ def _counts(model: ModelConfig, quantization: MatmulQuantization | None) -> dict
         return dict(Counter(sorts_of(model, quantization)))
     share = min(1.0, sum(quantization.exact) / quantization.layers)
     return {
-        Sort(kind, exact): number * (share if exact else 1 - share)
-        for kind, number in kind_counts(model).items()
+        Sort(kind, exact): count * (share if exact else 1 - share)
+        for kind, count in kind_counts(model).items()
         for exact in (False, True)
     }
 
@@ -66,7 +66,7 @@ class Layers:
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         vocab, counts = model.vocab, _counts(model, layout.matmul_quantization)
         quantized = layer_cases(model, sequence, layout, lora)
-        self.shares = {sort: number / sum(counts.values()) for sort, number in counts.items()}
+        self.shares = {sort: count / sum(counts.values()) for sort, count in counts.items()}
         """The share of each sort in the layers."""
         sorts = dict.fromkeys((*map(Sort, quantized), *counts))
         self.cases: dict[Sort, LayerCase] = {

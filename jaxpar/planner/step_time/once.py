@@ -72,7 +72,7 @@ class Once:
             exposed += times * (scatter + self.rows) + self._over_replicas(held) + gather
         if holds_chunks(layout):
             exposed += self._held()
-        if self.piped and not layout.shared_ends:
+        if self.piped and not layout.shared_embed_and_head:
             # The float32 gradients of embedding and head.
             exposed += self.where.sum_over_stages(
                 layout.devices, layout.pipe, 4.0 * self.trained * self.table / (self.sharded * self.replicas)
@@ -119,7 +119,7 @@ class Once:
     def _held(self) -> float:
         """Seconds of the messages of chunks that are held whole."""
         rows = Counter(chunk_slots(self.model, chunk_lengths(self.model, self.layout)))
-        each = (self.messages.of_layers(self.layers.cases[Sort(kind)], number) for kind, number in rows.items())
+        each = (self.messages.of_layers(self.layers.cases[Sort(kind)], count) for kind, count in rows.items())
         gathers, scatters = zip(*each, strict=True)
         gather, scatter = held_seconds(self.layout, sum(gathers), sum(scatters))
         return self._with_hidden(gather + scatter, HELD_GATHERS * gather + HELD_SCATTERS * scatter)

@@ -101,7 +101,7 @@ def matrix_seconds(case: LayerCase, device: Device, optimizer: OptimizerConfig, 
     """Seconds of the matmuls in the update of a layer's matrices on one device, in numbers of `item` bytes."""
     seconds = 0.0
     for spec in _trained(case.shape.layer, case.shape.lora if case.frozen else OFF):
-        number = prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack > 1 else 1)
+        matrices = prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack > 1 else 1)
         for times, rows, columns, summed in rule_of(RuleRequest(optimizer, spec)).matmuls:
-            seconds += number * times * device.matmul(rows, columns, summed, 1, item, item)
+            seconds += matrices * times * device.matmul(rows, columns, summed, 1, item, item)
     return seconds

@@ -87,12 +87,12 @@ def _weights_function(step: TrainStep, layer: int):
         weights = to_storage(weights, layout.placements)
         x, tokens = stages.embed(weights, row), stages.token_context(row)
         head_weights = None
-        for number, (kind, slot_row) in enumerate(layout.order.slots[: layer + 1]):
+        for index, (kind, slot_row) in enumerate(layout.order.slots[: layer + 1]):
             model = kind_model(layout.config.model, kind)
             attention = _KeepingAttention(mask_of(layout.config, model), model)
             w = stages.loop.stacks[kind].store.fetch(weights[LAYERS][kind], slot_row, slot_row)
             prototype = layer_of_kind(layout.config, kind, layout.plan.layer_of(kind))
-            context = Context(jnp.int32(number), tokens[kind], attention, train=False)
+            context = Context(jnp.int32(index), tokens[kind], attention, train=False)
             x, _ = with_weights(prototype, w)(x, context)
             head_weights = attention.head_weights
         assert head_weights is not None

@@ -61,7 +61,7 @@ class Value:
 class Allocation:
     """A stretch of memory."""
 
-    number: int
+    index: int
     size: int
     kind: str
     """`parameter`, `output`, `constant`, `thread-local`, `temporary` or `live-out`."""
