@@ -31,7 +31,7 @@ _STREAM = 0x6D61736B
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are drawn."""
+    """Settings of drawing tokens."""
 
     rate: float
     mask_token: int

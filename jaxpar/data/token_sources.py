@@ -95,7 +95,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
 
 
 def _plan(config: DataConfig, sources: Sequence[MixedSource]) -> MixturePlan:
-    """How the weights change, and the most rows of each source, by identity."""
+    """Changes of the weights, and the most rows of each source, by identity."""
     changes = [(0, {source.identity: source.weight for source in sources})]
     for later in config.later_sources:
         weights = {source.identity: later.sources.get(source.name, 0.0) for source in sources}

@@ -44,7 +44,7 @@ class TokenScores:
     """Scores of the tokens of a row but the first, each after all tokens before it."""
 
     log_probabilities: Float[np.ndarray, " tokens"]
-    """In nats."""
+    """Log-probabilities in nats."""
     likeliest: Bool[np.ndarray, " tokens"]
     """Whether no token is likelier, and none of a lower number as likely."""
     tokens: Int[np.ndarray, "tokens choice"]
@@ -52,7 +52,7 @@ class TokenScores:
     choices: Float[np.ndarray, "tokens choice"]
     """Their log-probabilities, in nats."""
     recorded: Mapping[str, np.ndarray]
-    """By the name of the field of a batch that replays it, [token, layer, ...]: records of the tokens of the row but
+    """Records [token, layer, ...], by the name of the batch field that replays them, of the tokens of the row but
     the last. Empty without `records`."""
 
 

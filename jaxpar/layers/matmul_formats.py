@@ -32,7 +32,7 @@ def group_names(model: ModelConfig) -> tuple[str, ...]:
 
 
 def quantized_matrices(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """By group of the layers of `model`, a model of one kind, the matrices that are quantized."""
+    """Quantized matrices of the layers of `model`, a model of one kind, by group."""
     if config.precision.matmul is None:
         return {}
     by_name = {

@@ -75,7 +75,7 @@ def with_merged_matmuls(config: Config, plan: Plan, device: Device) -> Plan:
     tokens = plan.microbatch_rows * config.data.sequence_length // plan.axes.context // plan.mlp_tiles.name
 
     def filled(spec: ParamSpec, where: PartitionSpec) -> float:
-        """By the worst of a matrix's three products: of rows, of their gradients, and its own gradient."""
+        """Rounding by the worst of a matrix's three products: of rows, of their gradients, and its own gradient."""
         if not spec.matrix:
             return 1.0
         dims = local_shape(spec.shape, where, plan.axes)[spec.stack :]

@@ -39,7 +39,7 @@ RECEIVED = "received"
 
 @dataclass(frozen=True)
 class ExpertQuantization:
-    """How the products of routed experts are quantized."""
+    """Quantization of the routed experts' matmuls."""
 
     groups: tuple[str, ...] = ()
     """The groups of matmuls that are quantized."""
@@ -76,7 +76,7 @@ class LayerShape:
     capacity: float = 1.0
     """Rows that such a rank has room for, as a multiple of an even share: `parallel.experts.capacity`."""
     exchange: str = "all_to_all"
-    """How tokens reach the ranks of their experts: `jaxpar.layers.experts.messages.MESSAGES`."""
+    """Exchange of tokens with the ranks of their experts: `jaxpar.layers.experts.messages.MESSAGES`."""
     imbalance: float = 1.0
     """Rows of the rank with the most, relative to the mean: `parallel.experts.imbalance`."""
     exchange_dtype: str | None = None

@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Callable[[str], bool]] = {
 memory."""
 
 AUTO = "auto"
-"""In place of a preset: the cheapest of all maps that fit (`pareto`)."""
+"""Value in place of a preset: the cheapest of all maps that fit (`pareto`)."""
 
 PRESET = "preset"
 """Key of a user's map: the preset for activations that the map does not name."""

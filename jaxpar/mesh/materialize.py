@@ -1,4 +1,5 @@
-"""From storage to compute placement at the entry of a layer, and gradients straight into the form they accumulate in.
+"""Gathers from storage to compute placement at the entry of a layer, and gradients straight into the form they
+accumulate in.
 
 A cotangent has the shape of its primal, so the gradient of a weight that is stored in one placement could not
 accumulate in another. Each weight therefore comes with a *gradient accumulator*: a zero in gradient placement.

@@ -66,7 +66,7 @@ class WeightPlacement:
     optimizer: PartitionSpec
     """The placement between steps; that of `storage` for a frozen weight."""
     transport: Transport
-    """How the weight and its gradient travel from one to the other."""
+    """Transport of the weight and its gradient between them."""
     in_float32: bool = False
     """It is stored and used, and its gradient accumulates, in float32 or wider whatever the roles' dtypes."""
 
@@ -113,7 +113,7 @@ class Placements:
 
     @cached_property
     def optimizer(self) -> Placement:
-        """As master weights and optimizer state are between steps."""
+        """Layout of master weights and optimizer state between steps."""
         return Placement(jax.tree.map(lambda weight: weight.optimizer, self.weights), self.dtypes.master)
 
     def for_part(self, part: str | tuple[str, ...], like: Nested[object] | None = None) -> Nested[WeightPlacement]:
@@ -159,7 +159,7 @@ def place(
 
 
 def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Transport) -> Transport:
-    """How a weight travels: an hpZ shard of a routed matrix has the neighbours that share it."""
+    """Transport of a weight: an hpZ shard of a routed matrix has the neighbours that share it."""
     claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
     hpz = hpz_ranks(transport.hpz, dict(sizes), claimed)
     assert hpz is not None, "neighbours that are whole ranks of an axis"

@@ -25,7 +25,7 @@ class QuantizedStack:
     others: Shaped[Array, "rows ..."] | None
     """The other rows, in the order of the stack."""
     is_quantized: tuple[bool, ...] = field(metadata={"static": True})
-    """For each row of the stack, whether it is among `quantized`."""
+    """Whether each row of the stack is in `quantized`."""
 
     @property
     def shape(self) -> tuple[int, ...]:

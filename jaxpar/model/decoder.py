@@ -112,7 +112,7 @@ class DecoderStages:
     split_backward: bool
     """Whether the gradients of the layers' matrices are computed by a later action."""
     store: type[Sharded]
-    """Where the layers' weights are in a step."""
+    """The store of the layers' weights in a step."""
     gathers_before: int | None
     """The index of the block of a layer before whose products the next mixer's weights must have arrived, if any."""
     objective: Objective

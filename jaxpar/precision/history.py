@@ -126,8 +126,8 @@ class ScaleHistory(QuantizedMatmuls):
         return MatmulStatistics(outcome.observed, self.scales(state))
 
     def record(self, metrics: MatmulStatistics) -> dict[str, object]:
-        """By tensor `matmul_magnitudes` and `matmul_scales` of each layer, and by layer `matmul_reach`: the largest
-        magnitude as a share of the largest number that its codes reach; above 1, it was cut off."""
+        """Metrics `matmul_magnitudes` and `matmul_scales` by tensor of each layer, and `matmul_reach` by layer: the
+        largest magnitude as a share of the largest number that its codes reach; above 1, it was cut off."""
         magnitudes, scales = (np.asarray(one, np.float64) for one in metrics)
         if not np.isfinite(magnitudes).all():
             return {}

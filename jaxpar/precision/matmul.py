@@ -60,7 +60,7 @@ NONE_KNOWN = Scales()
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GroupScaling:
-    """How the products of one group of a layer's matmuls are scaled."""
+    """Scales of one group of a layer's matmuls."""
 
     recipe: Recipe = field(metadata={"static": True})
     exact: Bool[Array, ""] | None = None
@@ -89,7 +89,7 @@ class GroupScaling:
 
 
 class Form(Protocol):
-    """How the products of a group are computed. A static argument."""
+    """Static arguments of a group's matmuls."""
 
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The quantized products of `x` and each of the weights."""

@@ -85,7 +85,7 @@ class StackScales(NamedTuple):
 
 
 type ByRows = Callable[[Callable[..., jax.Array], jax.Array, tuple[jax.Array, ...], range], jax.Array]
-"""How a stack is read: a function of rows of it and of the same rows of other arrays, the stack, these arrays, and
+"""Reader of a stack: a function of rows of it and of the same rows of other arrays, the stack, these arrays, and
 which rows, to what the function makes of them, on the device."""
 
 

@@ -57,7 +57,7 @@ def layer_models(model: ModelConfig) -> list[ModelConfig]:
 
 
 def key_sources(model: ModelConfig) -> list[int | None]:
-    """For each layer the index of the one whose keys and values it shares; None where it makes some."""
+    """Index, for each layer, of the layer whose keys and values it shares; None if it computes its own."""
     kinds, sources = layer_kinds(model), list[int | None]()
     for layer, one in enumerate(layer_models(model)):
         source = None if one.keys_of is None else layer - 1 - kinds[:layer][::-1].index(one.keys_of)

@@ -10,7 +10,7 @@ from jaxpar.layers.block import Block
 from jaxpar.layers.experts.routing import Router
 
 FIRST_TEMPERATURE = 0.07
-"""By which cosines are divided before training (X-MoE); its factor is learned."""
+"""Divisor of the cosines before training (X-MoE); its factor is learned."""
 
 
 def logits_of(block: Block, x: Float[Array, "tokens embed"], name: str) -> Float[Array, "tokens experts"]:

@@ -84,8 +84,8 @@ class Lists(NamedTuple):
     token: Int[Array, "tokens chosen"]
     """The position of its token in the list; in lists by expert, its own."""
     heads: Int[Array, " assignments"]
-    """Where in `order` each token of a list stands first, list by list; in lists by expert, where each assignment
-    stands."""
+    """Position in `order` of the first assignment of each token of a list, list by list; in lists by expert, where
+    each assignment stands."""
     expert: Int[Array, "tokens chosen"]
     """The index of its expert on the expert's rank."""
     lengths: Int[Array, " lists"]
@@ -175,7 +175,7 @@ def rounds_of(lists: Lists, rows: int) -> Int[Array, ""]:
 
 
 class Places(NamedTuple):
-    """Where received rows are multiplied."""
+    """Order in which received rows are multiplied."""
 
     take: Int[Array, " slots"]
     """The received row of each row of a product, or `NONE`."""

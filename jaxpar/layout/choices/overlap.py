@@ -1,4 +1,4 @@
-"""How each group of a layer's matmuls exchanges the sequence with the other tensor ranks: plainly, or in a ring."""
+"""Exchange of the sequence between tensor ranks, for each group of a layer's matmuls: plain, or a ring."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _branches(config: Config) -> bool:
 
 
 def _plain_reason(config: Config, device: Device, cluster: Cluster | None) -> str | None:
-    """Why `auto` does not consider rings."""
+    """The reason why `auto` does not consider rings."""
     if _branches(config):
         return "a ring permutes, and in the branching ticks of a pipeline (parallel.pipe_ticks) permutes corrupt data"
     if config.precision.matmul in TILES:
@@ -202,7 +202,7 @@ def _quantized(config: Config, one: _Group) -> bool:
 
 
 def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:
-    """By name, the groups of each kind of layers; routed rows are exchanged apart, always plainly."""
+    """Groups of each kind of layers, by name; routed rows are exchanged apart, always plainly."""
     by_name: dict[str, list[_Group]] = {}
     counts = kind_counts(config.model)
     for kind, shape in layer_shapes(config, axes, rows).items():

@@ -25,7 +25,7 @@ class Case(NamedTuple):
     """The kind of each slot of a chunk: enough for the layers of every chunk."""
     virtual_stages: int = 1
     state: str = "none"
-    """Where the optimizer's state is stored: `memory.optimizer_offload`."""
+    """Optimizer-state placement: `memory.optimizer_offload`."""
     resident: tuple[str, ...] = ()
     """Weights whose state stays on the device where the others' is on the host."""
     shared_embed_and_head: bool = False

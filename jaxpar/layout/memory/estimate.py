@@ -186,8 +186,8 @@ class Units(NamedTuple):
     transit: int
     """Bytes offloaded by the layer that offloads most."""
     again: int
-    """In a layer's backward: all that it makes and the cotangents of that, its feed-forward in tiles, less what the
-    layer that saves the least saves."""
+    """Bytes in a layer's backward: all that it computes and the cotangents of that, its feed-forward in tiles, less
+    what the layer that saves the least saves."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ def _units(sizes: Mapping[str, int], runs: Sequence[LayerRun], tiles: int) -> Un
 
 
 def _leaving(work: Work, leaving: Work, pieces: int, alone: bool) -> Work:
-    """Where the state is on disk: all weights are arguments and all gradients results, for the whole step.
+    """Bytes with the state on disk: all weights are arguments and all gradients results, for the whole step.
 
     The update comes after the step, and its pieces take the place of what that needed.
     """

@@ -97,7 +97,7 @@ class StateBytes:
         return max((self._piece(one) for one in self._weights), default=0)
 
     def _piece(self, state: StackState) -> int:
-        """As many rows as `residency.weight_update` takes: of matrices at least a layer for each rank."""
+        """Number of rows that `residency.weight_update` takes: of matrices at least a layer for each rank."""
         weight, layered = state.weight, state.weight.name.startswith(LAYERS)
         if not OPTIMIZERS[self.config.optimizer.name].by_layers or (weight.matrices and not layered):
             return int(state.bytes)

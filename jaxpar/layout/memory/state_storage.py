@@ -1,4 +1,4 @@
-"""Where master weights and moments are stored: whether they fit there, and what their transfers cost."""
+"""Storage of master weights and moments: whether they fit there, and what their transfers cost."""
 
 from __future__ import annotations
 

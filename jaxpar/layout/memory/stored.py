@@ -78,8 +78,8 @@ class StoredBytes:
 
     @property
     def arriving(self) -> int:
-        """Where the state is on disk: weights come as arguments in storage dtype, sharded like their state, and what is
-        not stored like that is gathered from them."""
+        """Bytes with the state on disk: weights come as arguments in storage dtype, sharded like their state, and what
+        is not stored like that is gathered from them."""
         case = self.case
         if case.state != "file" or case.shards * case.state_replicas == 1 or case.zero == 0:
             return 0

@@ -28,7 +28,7 @@ class Weight(NamedTuple):
     """Elements of one weight on a device; for the layers' weights, those of one layer."""
 
     name: str
-    """As in `StepLayout.weight_names`."""
+    """Names as in `StepLayout.weight_names`."""
     elements: int
     """Elements of the whole weight."""
     compute: int
@@ -156,7 +156,7 @@ class Weights:
 
     @cached_property
     def _feed_forwards(self) -> frozenset[tuple[str, ...]]:
-        """Where the specs have the weights of the blocks behind mixers."""
+        """Path in the specs of the weights of the blocks behind mixers."""
         kinds = kind_models(self.config.model).items()
         return frozenset((LAYERS, kind, declare_layer(layer).feed_forward.name) for kind, layer in kinds)
 

@@ -44,7 +44,7 @@ type StepOf = Callable[[LayerStack, int, Keep], Step]
 
 @dataclass(frozen=True, eq=False)
 class LayerLoop:
-    """How to run the layers of one pipeline rank."""
+    """Runs the layers of one pipeline rank."""
 
     stacks: Mapping[str, LayerStack]
     """The layers of each kind."""

@@ -90,7 +90,7 @@ class LayerStack:
 
     @cached_property
     def keep_by_row(self) -> tuple[tuple[int, Keep], ...]:
-        """For each row of a chunk, the first of its neighbours that keep the same, and what that is."""
+        """The first of the neighbouring rows with the same treatments, and these, for each row of a chunk."""
         firsts = accumulate((keep.layers for keep in self.keeps[:-1]), initial=0)
         return tuple((first, keep) for first, keep in zip(firsts, self.keeps, strict=True) for _ in range(keep.layers))
 

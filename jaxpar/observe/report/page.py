@@ -136,7 +136,7 @@ def check_page(file: Path) -> None:
 
 
 def check_stored_page(url: str) -> None:
-    """As `check_page`, of a URL. Raises `StoreError` where the store refuses."""
+    """Checks a URL as `check_page` does. Raises `StoreError` where the store refuses."""
     there = [file.size for file in listed(url).values()]
     if there and not (len(there) == 1 and there[0] and GENERATOR.encode() in (read(url, BEGINNING) or b"")):
         raise UserError(f"--out {quoted(url)}: {OCCUPIED}")

@@ -35,7 +35,7 @@ class Carry(NamedTuple):
     cotangents: jax.Array
     outputs: jax.Array
     gradients: Weights
-    """In gradient placement; of the layers, where chunks are held, the gradients of these."""
+    """Accumulators in gradient placement; of the layers, where chunks are held, the gradients of these."""
     reported: Reports
     """Sums of the reports of the loss."""
     side: PyTree
@@ -47,7 +47,7 @@ class Carry(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """Where a backward starts from."""
+    """The start of a backward."""
 
     objective: Float[Array, ""]
     """Cotangent of the objective."""

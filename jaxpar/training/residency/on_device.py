@@ -47,7 +47,7 @@ class OnDevice:
 
     @property
     def folder(self) -> Path | None:
-        """Where the files of the state are; None where it is in memory."""
+        """Folder of the state's files; None if the state is in memory."""
         return None
 
     @cached_property

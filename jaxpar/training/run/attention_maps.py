@@ -1,4 +1,4 @@
-"""How much each token of a text attends to each earlier token: the attention weights of a trained model.
+"""Attention maps: the weights with which each token of a text attends to earlier ones, in a trained model.
 
 The fast backends never form these weights, so they are computed here: on one device, with the decoder's own modules
 around a plain attention that keeps what it multiplies the values by.

@@ -46,7 +46,7 @@ from jaxpar.training.residency.on_device import OnDevice
 KEY = "loss.reference"
 INIT_FROM = "run.init_from"
 _REPORTS = 10
-"""How often the progress of a split is reported, and stored."""
+"""Number of reports of a split's progress, each of which stores it."""
 
 
 def check_pairs(config: Config, data: Data) -> None:
@@ -138,7 +138,7 @@ def _stored(part: PairedSplit, source: Model, config: Config) -> tuple[Reference
 
 
 def scorer_of(config: Config, source: Model, devices: Sequence[Device], temperature: float = 1.0) -> Scorer:
-    """In the precision of the run, so that a model has the same log-probabilities as its own reference."""
+    """Scores in the precision of the run, so that a model has the same log-probabilities as its own reference."""
     alone = Config(model=source.model, precision=config.precision, attention=config.attention)
     return Scorer(place_on(alone, source, devices), temperature)
 
@@ -196,7 +196,7 @@ class SourceModels:
     def __init__(self, layout: StepLayout):
         self._layout, self._config = layout, layout.config
         self.differences: list[Difference] = []
-        """In what else the model of `run.init_from` differs from the trained one, once it is opened."""
+        """Other differences of the model of `run.init_from` from the trained one."""
 
     @cached_property
     def first(self) -> Model | None:

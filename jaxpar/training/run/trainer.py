@@ -98,7 +98,7 @@ class Trainer:
 
     @property
     def plan(self) -> Plan:
-        """How the run is laid out."""
+        """Layout of the run."""
         return self._run.plan
 
     @property

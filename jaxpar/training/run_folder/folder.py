@@ -63,7 +63,7 @@ class RunFolder:
         self._lock.release()
 
     def changes(self, *, may_come: bool = False) -> list[str]:
-        """How `config` differs from the one the folder was made with; empty for a new folder.
+        """Differences of `config` from the folder's configuration; empty for a new folder.
 
         Raises `UserError` where the difference makes it another run, the folder holds something else, or its
         checkpoints are another run's, or gone unless they `may_come` from a mirror.

@@ -36,7 +36,7 @@ RESIDENCIES: dict[str, type[OnDevice]] = {"none": OnDevice, "host": OnHost, "fil
 
 
 def residency_of(layout: StepLayout, mesh: Mesh) -> OnDevice:
-    """Where the state of a layout is between steps."""
+    """Optimizer-state placement of a layout."""
     kind = OuterOnHost if layout.outer_on_host else RESIDENCIES[layout.plan.optimizer_offload]
     return kind(layout, mesh)
 
