@@ -105,7 +105,7 @@ def _check_writable(folder: Path) -> None:
     """Check, before minutes are spent on the sweep, that the nearest existing folder can be written to."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"--out: {folder} cannot be written, because {there} is no folder that can be")
+        raise UserError(f"--out: {folder} cannot be written, because {there} is not a folder that can be")
 
 
 def _free_name(folder: Path) -> Path:

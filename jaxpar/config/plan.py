@@ -285,7 +285,7 @@ class Plan:
         return LayerLayout(self.mlp_tiles.name, self.experts.get(kind), self.state_messages.name, linear.name)
 
     def with_exact_messages(self) -> Plan:
-        """The plan with weights and routed tokens that travel as they are."""
+        """The plan with exact messages of weights and routed tokens."""
         experts = {kind: replace(layout, sent_dtype=None) for kind, layout in self.experts.items()}
         return replace(self, dtypes=replace(self.dtypes, weight_message=None), experts=experts)
 

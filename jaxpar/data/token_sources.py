@@ -246,7 +246,7 @@ def _validation_size(rows: PackedRows | DocumentRows) -> str:
 def _validation_folder(
     path: str, folders: dict[str, TokenFolder], key: str, setting: str = "data.validation_path"
 ) -> TokenFolder:
-    """The folder of a setting. Raises `UserError` where it is no folder of tokens like those to train on."""
+    """The folder of a setting. Raises `UserError` where it is not a folder of tokens like those to train on."""
     if not local_path(path, setting).is_dir():
         raise UserError(
             f"{setting}={quoted(path)} is not a token folder, and {key} names token folders; expected one that "

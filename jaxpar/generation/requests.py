@@ -41,7 +41,7 @@ class Request:
 
     prompt: Sequence[int]
     tokens: int
-    """At most so many new ones in each answer, at least one."""
+    """Largest number of new tokens in each answer, at least 1."""
     sampling: Sampling = LIKELIEST
     seed: int = 0
     stream: int = 0

@@ -94,7 +94,7 @@ def draw(
     """Draw the next tokens.
 
     Args:
-        logits: float32; minus infinity for what is no token.
+        logits: float32; minus infinity for what is not a token.
         seen: which tokens each row has.
         draws: the settings of each row.
         lengths: tokens of each row.

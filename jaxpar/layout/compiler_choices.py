@@ -87,7 +87,7 @@ def with_merged_matmuls(config: Config, plan: Plan, device: Device) -> Plan:
 
 
 def _filled(rows: int, columns: int, processors: int) -> float:
-    """The share of `processors` that work on a result of so many rows and columns, on average over its waves."""
+    """The share of `processors` that work on a result of `rows` x `columns`, on average over its waves."""
     tiles = ceil(rows / TILE[0]) * ceil(columns / TILE[1])
     return tiles / processors / ceil(tiles / processors)
 

@@ -276,7 +276,7 @@ def mean_keys(sequence: int, limit: Reach, causal: bool = True) -> float:
 
 
 def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerShape]:
-    """The shape of a layer of each kind on a mesh of `axes`, with so many rows per device and microbatch."""
+    """The shape of a layer of each kind on a mesh of `axes`, with `rows` rows per device and microbatch."""
     item_bytes = ITEM_BYTES[config.precision.compute]
     options = config.parallel.experts
     asked, capacity, imbalance = options.exchange, options.capacity, options.imbalance
@@ -301,7 +301,7 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
 
 
 def exchange_by(model: ModelConfig, asked: str, capacity: float, expert: int, tensor: int) -> str:
-    """The exchange of the layers of `model`, on so many ranks; any name for a model without experts."""
+    """The exchange of the layers of `model` on these ranks; any name for a model without experts."""
     if model.experts is None:
         return "all_to_all"
     return exchange_of(asked, model.experts, capacity, expert, tensor)[0]

@@ -51,7 +51,7 @@ def rows_of_piece(tree: PyTree[Array], least: int = 1) -> int:
 
 
 def piece_rows(rows: int, row_bytes: int, least: int = 1) -> int:
-    """`rows_of_piece` of so many rows of so many bytes each."""
+    """`rows_of_piece` from a number of rows and the bytes of each."""
     most = min(rows, max(least, PIECE_BYTES // max(1, row_bytes), 1))
     if most == rows:
         return rows

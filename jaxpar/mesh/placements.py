@@ -135,7 +135,7 @@ def place(
 ) -> Placements:
     """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`, for products that `rules` split.
 
-    `over_replicas` splits the optimizer placement over replicas. `transport` is how the large matrices travel.
+    `over_replicas` splits the optimizer placement over replicas. `transport` is that of the large matrices.
     """
     assert zero or not over_replicas, "under ZeRO-0 the optimizer placement is that of compute"
 
@@ -171,7 +171,7 @@ def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Trans
 
 
 def is_quantizable(spec: ParamSpec) -> bool:
-    """Whether a weight and its gradient may travel quantized: not norms and biases, which few elements would profit,
+    """Whether a weight and its gradient may be sent quantized: not norms and biases, which few elements would profit,
     nor a router, whose small errors send tokens to other matrices."""
     return (spec.matrix or spec.decay) and "router" not in spec.axes
 

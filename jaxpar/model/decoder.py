@@ -277,7 +277,7 @@ class DecoderStages:
     ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
         """The log-probability of each label, in nats, and 1 where no token is likelier, else 0; without a derivative.
 
-        The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time, and are divided by the
+        The same on all ranks of `vocab_axes`. Logits exist for one of `tiles` tiles at a time, and are divided by the
         temperature.
         """
         head = self.scoring_head(weights, accumulators, x, tiles, temperature)

@@ -38,7 +38,7 @@ def is_gradient(tensor: str) -> bool:
 
 def scales_of(history: History, tensors: Sequence[str], recipe: Recipe, tokens: int) -> Float[Array, "layers tensors"]:
     """The scales of a step. Where nothing has been seen they are 1, and of gradients about 1 / `tokens`, because the
-    gradient of a mean over so many tokens has that magnitude."""
+    gradient of a mean over these tokens has that magnitude."""
     largest = history.max(axis=0)
     gradients = np.array([is_gradient(name) for name in tensors])
     first = np.where(gradients, 2.0 ** -round(math.log2(tokens)), 1.0).astype(np.float32)

@@ -51,7 +51,7 @@ def expert_modules(modules: Mapping[str, StoredTensor]) -> dict[str, int]:
 
 
 def array_of(module: str, config: Mapping[str, object], layers: Mapping[str, int]) -> ExpertArray | None:
-    """The array that the factors of a module are for, by `adapter_config.json`; None if it is no module of experts.
+    """The array that the factors of a module are for, by `adapter_config.json`; None if it is not a module of experts.
 
     Args:
         module: its name.

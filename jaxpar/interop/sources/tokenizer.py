@@ -118,7 +118,7 @@ def _texts(names: Iterable[str]) -> list[str]:
 
 
 def training_folders(source: Model, report: Report) -> list[Path]:
-    """The token folders that a model's own run was trained on; none for a model that is no run's."""
+    """The token folders that a model's own run was trained on; none for a model that is not a run's."""
     folders = []
     tuned = isinstance(source, AdaptedWeights) or source.origin is None
     if tuned and not isinstance(source, HFFolder):

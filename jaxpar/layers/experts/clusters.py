@@ -76,7 +76,7 @@ class Clusters(NamedTuple):
 
 
 def cluster_room(experts: ExpertsConfig, share: float, tokens: int, slices: int) -> int:
-    """Clusters of so many tokens of a rank: at least one for each expert, at most one for each choice."""
+    """Number of clusters of a rank's tokens: at least one for each expert, at most one for each choice."""
     choices = tokens * experts.per_token
     return slices * ceil(min(choices, max(experts.count, share * choices)) / slices)
 

@@ -97,7 +97,7 @@ class Lists(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The part of each list that a round takes: room for so many assignments and rows."""
+    """The part of each list that a round takes: a limited number of assignments and rows."""
 
     tokens: Int[Array, " rows"]
     """The token of each row that is sent, or `NONE`."""

@@ -52,7 +52,7 @@ def tensor_overlap(
         mlp_tiles: Tiles in which the feed-forward is computed.
 
     Raises:
-        UserError: A ring is asked for that is impossible, or chunks that nothing has.
+        UserError: An impossible ring is configured, or a number of chunks without one.
     """
     parallel = config.parallel
     _check(config)
@@ -76,7 +76,9 @@ def check_overlap(plan: Plan, config: Config) -> None:
     for name, overlap in plan.tensor_overlap.items():
         if name not in declared:
             raise UserError(
-                f"plan.tensor_overlap: {quoted(name)} is no group of matmuls of a layer{did_you_mean(name, declared)}"
+                f"plan.tensor_overlap: {quoted(name)} is not a group of matmuls of a layer{
+                    did_you_mean(name, declared)
+                }"
             )
         if overlap.algorithm.name not in ("plain", "ring"):
             raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(overlap.algorithm.name)}")

@@ -170,7 +170,7 @@ def layer_order(plan: Plan, model: ModelConfig) -> LayerOrder:
 
 
 def order_of_chunks(schedule: Schedule, stage_layers: Sequence[int], model: ModelConfig) -> LayerOrder:
-    """The order of the layers of `model` in the stacks, with so many in each chunk of `schedule`."""
+    """The order of the layers of `model` in the stacks, with these lengths of the chunks of `schedule`."""
     kinds = iter(layer_kinds(model))
     return LayerOrder.from_kinds(schedule.rank_of, [tuple(islice(kinds, count)) for count in stage_layers])
 

@@ -206,7 +206,7 @@ class MemoryModel:
         return {}
 
     def units(self, case: Case, runs: Sequence[LayerRun], tiles: int = 1) -> Units:
-        """Bytes that layers with these `runs` save, with their feed-forward in so many tiles.
+        """Bytes that layers with these `runs` save, with their feed-forward in `tiles` tiles.
 
         `runs` must not have what a feed-forward in tiles does not keep.
         """

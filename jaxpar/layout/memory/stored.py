@@ -172,7 +172,7 @@ class StoredBytes:
         return PartBytes(layers, *(embed_and_head.get(name, 0) for name in PartBytes._fields[1:]))
 
     def _layers_bytes(self, form: str, rows: Mapping[str, int], which: str) -> float:
-        """`_elements` of so many layers of each kind."""
+        """`_elements` of this number of layers of each kind."""
         return sum(_elements(part, form, which) * rows[kind] for kind, part in self.parts.layers.items())
 
 

@@ -1,4 +1,4 @@
-"""Block codes: rows of numbers as the bytes that travel, and back.
+"""Quantization of rows in blocks, to the bytes of a message and back.
 
 A block of `BLOCK` neighbours shares a scale, its largest magnitude over the largest code, in bfloat16 and rounded up,
 so that no element is clipped. Codes are `int8` (-127 to 127), `float8_e4m3fn` (up to 448), or the four bits of `int4`,

@@ -36,7 +36,7 @@ PAIR = 2
 MOST_IN_TITLE = 4
 BEGINNING = 1000
 """Bytes in which a page of jaxpar says what it is."""
-OCCUPIED = "the file is there and is no page of jaxpar; choose another name"
+OCCUPIED = "the file is there and is not a page of jaxpar; choose another name"
 
 
 def html_page(runs: list[RunRecord]) -> str:

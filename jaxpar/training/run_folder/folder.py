@@ -103,7 +103,7 @@ class RunFolder:
         """Hidden files do not count: a kill may leave part of the first file under a hidden name."""
         if self.path.exists() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
             raise UserError(
-                f"run.name is {quoted(self.config.run.name)}: {self.path} exists and is no run of jaxpar (it has no "
+                f"run.name is {quoted(self.config.run.name)}: {self.path} exists and is not a run of jaxpar (it has no "
                 f"{RUN_CONFIG}); choose another run.name or run.dir"
             )
 
