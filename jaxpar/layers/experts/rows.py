@@ -252,13 +252,13 @@ def places_of_list(
     """
     slices, tokens, chosen = gates.shape
 
-    def of_slice(window: Window, gates: jax.Array) -> tuple[jax.Array, ...]:
+    def slice_rows(window: Window, gates: jax.Array) -> tuple[jax.Array, ...]:
         weights = spread(gates.reshape(-1, 1), window.assignments, window.slots)[:, 0]
         values = (x.reshape(lists, -1)[index] for x in (window.expert, window.row, weights, window.tokens))
         row_of_token = jnp.where(window.back // rows == index, window.back % rows, NONE).max(axis=1)
         return *values, row_of_token
 
-    expert, row, weights, token, row_of = jax.vmap(of_slice)(window, gates)
+    expert, row, weights, token, row_of = jax.vmap(slice_rows)(window, gates)
     sorted_rows = sort_by_expert(expert, row, weights, rows, each, min(chosen, each))
     slice_of = jnp.arange(slices)[:, None]
     sources = jnp.where(token >= 0, slice_of * tokens + token, NONE).ravel()

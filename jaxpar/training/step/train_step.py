@@ -78,10 +78,10 @@ class TrainStep:
         exact = replace(self.layout, plan=self.layout.plan.with_exact_messages())
         functions = StepFunctions(exact, residency_of(exact, self.mesh))
 
-        def of_islands(weights: Weights, batch: Batch) -> PyTree[Array]:
+        def sum_of_islands(weights: Weights, batch: Batch) -> PyTree[Array]:
             return jax.tree.map(sum_over_islands, functions.evaluate(vary(weights, ()), batch))
 
-        function = of_islands if exact.islands else functions.evaluate
+        function = sum_of_islands if exact.islands else functions.evaluate
         return compared(
             self.compiled(function, (exact.weights, exact.evaluated.partitions), REPLICATED), "an evaluation"
         )

@@ -161,10 +161,10 @@ def _values(column: Any) -> list[str | bytes | None]:
     except UnicodeDecodeError:
         large = arrow.types.is_large_string(column.type)
         values = column.view(arrow.large_binary() if large else arrow.binary()).to_pylist()
-    return [_as_text(value) if isinstance(value, bytes) else value for value in values]
+    return [_decoded_text(value) if isinstance(value, bytes) else value for value in values]
 
 
-def _as_text(raw: bytes) -> str | bytes:
+def _decoded_text(raw: bytes) -> str | bytes:
     try:
         return raw.decode()
     except UnicodeDecodeError:
