@@ -121,7 +121,9 @@ def _into_jaxpar(options: argparse.Namespace) -> None:
 
     source = open_source(options.model, "MODEL")
     if not isinstance(source, HFFolder):
-        raise UserError(f"MODEL: {named(source.path)} is no folder in Hugging Face's format but {source.description}")
+        raise UserError(
+            f"MODEL: {named(source.path)} is not a folder in Hugging Face's format but {source.description}"
+        )
     export = plan_export(source)
     what = f"{source.family.name}, {plural(len(source.tensors), 'tensor')}, {export.parameters:,} weights"
     if options.check:

@@ -177,7 +177,7 @@ def _harness(names: Sequence[str], folder: Path | None) -> HarnessTasks:
 
     if find_spec("lm_eval") is None:
         raise UserError(
-            f"--tasks: {quoted(names[0])} is no file of a task, which ends in {join_or(SUFFIXES)}; other names are "
+            f"--tasks: {quoted(names[0])} is not a file of a task, which ends in {join_or(SUFFIXES)}; other names are "
             f"tasks of lm-evaluation-harness, which is not installed: {install_command('eval')}"
         )
     for variable in OFFLINE:

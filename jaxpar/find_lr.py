@@ -58,15 +58,15 @@ def _find(options: argparse.Namespace) -> int:
     return 0 if sweep.suggestion else 1
 
 
-def _tell(number: int, rate: float, loss: float) -> None:
+def _tell(step: int, rate: float, loss: float) -> None:
     import jax
 
     if jax.process_index() != 0:
         return
-    if number == 1:
+    if step == 1:
         print(f"{'step':>7}{'rate':>12}{'loss':>10}")
-    if number == 1 or number % EVERY == 0:
-        print(f"{number:>7}{rate:>12.2e}{loss:>10.4f}", flush=True)
+    if step == 1 or step % EVERY == 0:
+        print(f"{step:>7}{rate:>12.2e}{loss:>10.4f}", flush=True)
 
 
 def _conclude(sweep: Sweep, config: Config, folder: Path) -> None:
@@ -105,12 +105,12 @@ def _check_writable(folder: Path) -> None:
     """Check, before minutes are spent on the sweep, that the nearest existing folder can be written to."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"--out: {folder} cannot be written, because {there} is no folder that can be")
+        raise UserError(f"--out: {folder} cannot be written, because {there} is not a folder that can be")
 
 
 def _free_name(folder: Path) -> Path:
     """A name without suffix that no earlier sweep has, so that nothing is overwritten."""
-    names = (NAME, *(f"{NAME}-{number}" for number in range(2, 10_000)))
+    names = (NAME, *(f"{NAME}-{suffix}" for suffix in range(2, 10_000)))
     return next(folder / name for name in names if not any(folder.glob(f"{name}.*")))
 
 

@@ -44,7 +44,7 @@ def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
         (["runs/first/config.yaml"], "a file | folder of a run"),
         (["runs"], "first, second"),
         (["runs/first", "runs/first"], "runs/first | twice"),
-        (["runs/first", "--out", "runs/second/config.yaml"], "config.yaml | no page of jaxpar"),
+        (["runs/first", "--out", "runs/second/config.yaml"], "config.yaml | not a page of jaxpar"),
         (["runs/first", "--out", "runs"], "--out runs | a folder | name of a file"),
         (["runs/first", "--out", "nowhere/page.html"], "nowhere does not exist"),
         (["runs/first", "--out", "/proc/page.html"], "--out /proc/page.html | cannot be written"),

@@ -8,7 +8,7 @@ from benchmarks.validation.cells import Cells
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import join_or, quoted
 from jaxpar.cost.layout import Layout, Precision, Remat
-from jaxpar.cost.matmul_codes import MatmulQuantization
+from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
 

@@ -109,7 +109,7 @@ def other_seconds(
     layers = model.layers / layout.pipe
     more = step.microbatches * layers * _Layer(step, does).more - spent["slices"]
     if does.eager:
-        head = step.layers.head(layout.vocab_ranks).other / (1 if layout.shared_ends else layout.pipe)
+        head = step.layers.head(layout.vocab_ranks).other / (1 if layout.shared_embed_and_head else layout.pipe)
         more += (EAGER[model.norm == "rmsnorm"] - 1) * step.microbatches * head
     grown = more / step.work.seconds
     hidden = 0.0

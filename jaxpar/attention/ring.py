@@ -1,4 +1,4 @@
-"""Ring attention: keys and values travel from rank to rank while each rank attends to the block that it has.
+"""Ring attention: keys and values are sent from rank to rank while each rank attends to its current block.
 
 Source: Ring Attention (arXiv:2310.01889). Blocks are merged in float32 by their log-sum-exp, and the transfer of the
 next block is issued before the current one is computed. In the backward the gradients of a block's keys and values

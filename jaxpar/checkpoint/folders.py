@@ -1,7 +1,7 @@
-"""Names of checkpoint folders: which steps exist, which may be deleted, what is moved aside.
+"""Folders of checkpoints: which steps exist, which may be deleted, which are renamed.
 
-`<folder>/00000120` is the checkpoint of step 120. `00000120.broken-1` was in the way of a later save of that step; it
-is never read and never deleted. `00000100.removing` is being deleted.
+`<folder>/00000120` is the checkpoint of step 120. `00000120.broken-1` was renamed because it was broken and step 120
+was saved again; it is never read and never deleted. `00000100.removing` is being deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def listed_steps(folder: Path) -> list[int]:
-    """Steps with a folder of their own, whole or not, in ascending order."""
+    """Steps that have a folder, complete or not, in ascending order."""
     if not folder.exists():
         return []
     names = [entry.name for entry in os.scandir(folder) if _is_folder(entry)]
@@ -38,7 +38,7 @@ def listed_steps(folder: Path) -> list[int]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, or a symlink to one; one that leads round in a circle is none, as one to nothing."""
+    """Whether `entry` is a folder or a symlink to one; a circular or dangling symlink is not."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -47,15 +47,15 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         raise
 
 
-def surplus(skipped: Mapping[int, int], keep_last: int, keep_every: int | None) -> list[int]:
-    """The checkpoints that may be deleted now that the last one of `skipped` is complete.
+def deletable(skipped: Mapping[int, int], keep_last: int, keep_every: int | None) -> list[int]:
+    """Steps of the checkpoints that may be deleted once the last one of `skipped` is complete.
 
-    Kept are the last `keep_last` of all, the last `keep_last` of the healthy ones, and those kept permanently. None may
-    be deleted for a checkpoint that is not healthy.
+    The last `keep_last` of all, the last `keep_last` healthy ones, and the permanent ones stay. If the last one is not
+    healthy, none may be deleted.
 
     Args:
-        skipped: step of each checkpoint, ascending, to the number of steps in a row whose update was not applied before
-            it was saved; a checkpoint is healthy where that is 0.
+        skipped: for each step with a checkpoint, ascending, the number of consecutive updates that were skipped just
+            before it; a checkpoint is healthy if that is 0.
         keep_last: as in `Checkpointer`.
         keep_every: as in `Checkpointer`.
     """
@@ -86,7 +86,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Finish deletions that a crash interrupted, all that can be."""
+    """Finish deletions that a crash interrupted; an error in one does not prevent the others."""
     with ExitStack() as deletions:
         for path in folder.glob(f"*{REMOVING}"):
             deletions.callback(shutil.rmtree, path)

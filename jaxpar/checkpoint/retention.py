@@ -40,7 +40,7 @@ def prune(folder: Path, step: int, keep_last: int, keep_every: int | None, spare
         OSError: something could not be deleted; everything else is.
     """
     with ExitStack() as deletions:  # It calls all of them: one that fails, as on NFS, must not fill the disk.
-        for old in folders.surplus(complete(folder, step), keep_last, keep_every):
+        for old in folders.deletable(complete(folder, step), keep_last, keep_every):
             if old != spared:
                 deletions.callback(folders.remove, folders.step_folder(folder, old))
         deletions.callback(folders.remove_leftovers, folder)

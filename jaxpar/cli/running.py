@@ -1,4 +1,4 @@
-"""How commands begin and end: the decorator of their `main`, exit codes, and commands that run others."""
+"""Start and end of commands: the decorator of their `main`, exit codes, and commands that run others."""
 
 from __future__ import annotations
 

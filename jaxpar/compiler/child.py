@@ -54,7 +54,7 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         lowered = step.train.trace(*inputs).lower(lowering_platforms=("cuda",))
     if plan.optimizer_offload == "host" or layout.outer_on_host:
         offloaded = [leaf.memory_kind == PINNED for leaf in jax.tree.leaves(layout.state_shardings())]
-        _put_on_host(lowered, {number for number, there in enumerate(offloaded) if there})
+        _put_on_host(lowered, {index for index, there in enumerate(offloaded) if there})
     options = step_options(plan, step.mesh) | options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
     compiled = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - start

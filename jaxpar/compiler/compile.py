@@ -143,8 +143,8 @@ def _make_writable(folder: Path) -> None:
 
 
 def _in_child(request: dict[str, Any], name: str, timeout_s: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="jaxpar-compile-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="jaxpar-compile-") as scratch:
+        folder = Path(scratch)
         (folder / "request.json").write_text(json.dumps(request))
         status, output = _run(folder, request["xla_flags"], timeout_s)
         if status is None:

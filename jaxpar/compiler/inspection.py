@@ -71,17 +71,17 @@ def _report(file: Path, options: Namespace, cluster: Cluster) -> tuple[Analysis,
         report = with_utilisation(make_report(analysis, file.stem), with_known_vocab(config), cluster.gpu)
         if not report.fits:
             progress.update(task, description="It does not fit: looking for what does ...")
-            report = replace(report, way_out=way_out(config, cluster, report.allocated_bytes))
+            report = replace(report, suggestion=suggestion(config, cluster, report.allocated_bytes))
     return analysis, report
 
 
-def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:
+def suggestion(config: Config, cluster: Cluster, needed: int | None = None) -> str:
     """The nearest settings that fit `cluster`, or a sentence that none do, by estimates and without compiling.
 
     Args:
-        config: what does not fit.
-        cluster: where.
-        needed: XLA's number for it, in bytes on a GPU.
+        config: a configuration that does not fit.
+        cluster: the cluster that it does not fit.
+        needed: bytes on a GPU that it needs, by XLA.
     """
     config, plan = plan_for(config, cluster)
 

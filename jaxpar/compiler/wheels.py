@@ -40,7 +40,11 @@ def cuda_release() -> str:
         installed = {name: _version(name) for name in names}
         if None in installed.values():
             continue
-        other = {f"{name} {found}" for name, found in installed.items() if found != version("jaxlib")}
+        other = {
+            f"{name} {installed_version}"
+            for name, installed_version in installed.items()
+            if installed_version != version("jaxlib")
+        }
         if other:
             raise UserError(
                 f"XLA's GPU compiler must have the version of jaxlib, {version('jaxlib')}, and there is "

@@ -75,7 +75,7 @@ def attention_scale(model: ModelConfig) -> float:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """How much YaRN enlarges queries and keys for a stretch factor (arXiv:2309.00071, equation 22)."""
+    """Factor by which YaRN enlarges queries and keys for a stretch factor (arXiv:2309.00071, equation 22)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

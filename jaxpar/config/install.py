@@ -1,4 +1,4 @@
-"""How the optional parts of jaxpar are installed."""
+"""Commands that install the optional parts of jaxpar."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _check_overrides(kind: str, overrides: Mapping[str, Any]) -> None:
         raise UserError(f"{where}: layers of a model without kinds have this name; expected another")
     for key, value in overrides.items():
         if key not in KIND_KEYS:
-            why = "is of the whole model" if key in _types() else "is no key of model"
+            why = "is of the whole model" if key in _types() else "is not a key of model"
             raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{_suggestion(key)}")
         _checked(f"{where}.{key}", key, value)
 
@@ -128,8 +128,8 @@ def _types() -> dict[str, object]:
     return field_types(ModelConfig)
 
 
-def _checked(place: str, key: str, value: object) -> Any:
-    return written_value(place, value, _types()[key], f"model.{key}" in NESTED)
+def _checked(path: str, key: str, value: object) -> Any:
+    return written_value(path, value, _types()[key], f"model.{key}" in NESTED)
 
 
 def _suggestion(key: str) -> str:

@@ -233,7 +233,7 @@ class MembersOf:
     field of the same record decides."""
 
     record: Callable[[Mapping[str, Any]], type | None]
-    """From the fields of that record, where they are written, to the dataclass of the members; None leaves them."""
+    """Function from the fields of that record to the dataclass of its members; None leaves them."""
 
 
 def feature(name: str) -> Any:
@@ -247,7 +247,7 @@ def implementations(places: Blocks) -> tuple[Any, ...]:
 
 
 @cache
-def implementation(place: str) -> Any:
+def implementation(path: str) -> Any:
     """The class or function at `module:name`."""
-    module, name = place.split(":")
+    module, name = path.split(":")
     return getattr(import_module(module), name)

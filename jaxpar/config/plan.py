@@ -123,7 +123,7 @@ class Choice[T]:
 
 @dataclass(frozen=True)
 class TensorOverlap:
-    """How a group of a layer's matmuls exchanges the sequence with the other tensor ranks."""
+    """Exchange of the sequence of a group of matmuls with the other tensor ranks."""
 
     algorithm: Choice[Literal["plain", "ring"]] = Choice("plain")
     """`plain`: a collective before or after whole matmuls; `ring`: sends beside matmuls of chunks."""
@@ -137,7 +137,7 @@ class TensorOverlap:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """How the experts of a kind of layers get their tokens and multiply them."""
+    """Exchange and matmuls of the experts of a kind of layers."""
 
     exchange: Choice[Literal["all_to_all", "hierarchical", "all_gather"]] = Choice("all_to_all")
     """The algorithm of the exchange: `docs/experts-exchange.md`."""
@@ -163,14 +163,14 @@ class ExpertLayout:
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """How a layer is computed."""
+    """Program of a layer."""
 
     mlp_tiles: int = 1
     """Tiles of tokens in a dense feed-forward."""
     experts: ExpertLayout | None = None
-    """How experts get their tokens."""
+    """Exchange of experts' tokens."""
     states: str = "allgather"
-    """How context ranks pass on the state of a mixer."""
+    """Transport of a mixer's state between context ranks."""
     linear_backend: str = "xla"
     """The implementation that passes it through chunks of tokens."""
 
@@ -193,7 +193,7 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run is laid out: what the trainer runs, the simulator times and the report prints."""
+    """Layout of a run: what the trainer runs, the simulator times and the report prints."""
 
     axes: AxisSizes
     """The sizes of the mesh axes."""
@@ -222,7 +222,7 @@ class Plan:
     attention: dict[str, Choice[str]] = field(hash=False)
     """The attention backend of each kind of layers that attends."""
     context_strategy: Choice[str]
-    """How attention gets the other context ranks' keys and values."""
+    """Strategy by which attention gets the other context ranks' keys and values."""
     query_block: int = 512
     """Rows of queries in a block of scores, where XLA computes attention."""
     kv_block: int = 512
@@ -246,9 +246,9 @@ class Plan:
     embedding_messages: Choice[Literal["table", "rows"]] = Choice("table")
     """Whether ranks send the embedding's table and its gradient, or the rows of their tokens and those of these."""
     state_messages: Choice[Literal["allgather", "ring", "pipelined"]] = Choice("allgather")
-    """How context ranks pass on the states of mixers: `docs/linear-attention.md`."""
+    """Transport of mixers' states between context ranks: `docs/linear-attention.md`."""
     linear_attention: dict[str, Choice[str]] = field(default_factory=dict, hash=False)
-    """By kind of layers with a mixer that has a state, the implementation that passes it through chunks of tokens."""
+    """Implementation that passes the state of mixers through chunks of tokens, by kind of layers."""
     shard_state_over_replicas: Choice[bool] = Choice(False)
     """Whether master weights and optimizer state are split over replicas too."""
     layer_unroll: Choice[int] = Choice(1)
@@ -258,19 +258,19 @@ class Plan:
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)
-    """By group of a layer's matmuls, how it exchanges the sequence with other tensor ranks; others take `plain`."""
+    """Exchange of the sequence with other tensor ranks, by group of a layer's matmuls; others take `plain`."""
     experts: dict[str, ExpertLayout] = field(default_factory=dict, hash=False)
-    """By kind of layers, of those that have experts, how these get their tokens."""
+    """Exchange of experts' tokens, by kind of layers with experts."""
     loss_tiles: Choice[int] = Choice(1)
     """Tiles of a microbatch's tokens in which XLA computes the head and the loss."""
     mlp_tiles: Choice[int] = Choice(1)
     """Tiles of a microbatch's tokens in which the feed-forward of a layer is computed."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
-    """Where master weights and moments are between steps: on the device, in the host's memory, or on disk."""
+    """Placement of master weights and moments between steps: device, host memory, or disk."""
     resident_weights: tuple[str, ...] = ()
     """Weights whose master and moments stay on the device while those of the others are in the host's memory."""
     weights_offload: Literal["none", "host"] = "none"
-    """Where weights and gradients of layers are in a step: on the device, or in the host's memory."""
+    """Placement of the layers' weights and gradients in a step: device or host memory."""
 
     def __post_init__(self) -> None:
         for name, (low, most) in _RANGES.items():
@@ -280,12 +280,12 @@ class Plan:
             _check_range("plan.stage_layers", layers, 0, LAYERS)
 
     def layer_of(self, kind: str) -> LayerLayout:
-        """How the layers of a kind are computed."""
+        """Program of the layers of a kind."""
         linear = self.linear_attention.get(kind, Choice(LayerLayout.linear_backend))
         return LayerLayout(self.mlp_tiles.name, self.experts.get(kind), self.state_messages.name, linear.name)
 
     def with_exact_messages(self) -> Plan:
-        """The plan with weights and routed tokens that travel as they are."""
+        """The plan with exact messages of weights and routed tokens."""
         experts = {kind: replace(layout, sent_dtype=None) for kind, layout in self.experts.items()}
         return replace(self, dtypes=replace(self.dtypes, weight_message=None), experts=experts)
 
@@ -296,7 +296,7 @@ NAMED_BY = {
     "products": "parallel.experts.backend",
     "matmul": "precision.matmul_options.backend",
 }
-"""By a part of a choice's path in a plan, the key that names what `auto` would take from records of kernels."""
+"""Key that names what `auto` would take from records of kernels, by part of a choice's path in a plan."""
 
 _RANGES: dict[str, tuple[int, int]] = {
     "virtual_stages": (1, LAYERS),

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxpar.config.axes import BATCH_AXES, ISLANDS, MESH_AXES, SHARD_AXES
-from jaxpar.config.checks.island_jobs import check_island_jobs
-from jaxpar.config.checks.islands import check_islands
+from jaxpar.config.checks.islands import check_island_jobs, check_islands
 from jaxpar.config.checks.latent_attention import check_latent_attention
 from jaxpar.config.checks.layout import (
     check_auto,
@@ -23,12 +22,11 @@ from jaxpar.config.checks.layout import (
     check_vocab,
 )
 from jaxpar.config.checks.loss import check_loss
-from jaxpar.config.checks.matmul import check_matmul
 from jaxpar.config.checks.memory import check_offload, check_tiles, check_weights_offload
 from jaxpar.config.checks.model import check_model, check_table
 from jaxpar.config.checks.paths import check_paths
 from jaxpar.config.checks.run import check_distributed, check_run, check_watch
-from jaxpar.config.checks.training import check_batches, check_data, check_optimizer
+from jaxpar.config.checks.training import check_batches, check_data, check_matmul, check_optimizer
 from jaxpar.config.checks.transport import (
     check_hpz,
     check_quantized,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.matmul_codes import FINDING, MAGNITUDE
+from jaxpar.cost.matmul_quantization import AMAX_READ, MAGNITUDE
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import ACCUMULATED, Counted
@@ -85,15 +85,15 @@ class Dense:
         for n, k in self.shape.joined(part, group):
             forward += passes.input * quantized * k + passes.weight * n * k
             backward += passes.input_back * rows * k + passes.weight_back * n * k + passes.gradient * rows * n
-            if quantization.found:
-                backward += FINDING * (quantized * k + rows * n + (0 if quantization.once else n * k))
+            if quantization.measures_amax:
+                backward += AMAX_READ * (quantized * k + rows * n + (0 if quantization.once else n * k))
         return forward, backward
 
     def _scales(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """Seconds of the messages of largest magnitudes, forward and backward: one of all ranks for the input, and one
         for the gradients. Matrices that are quantized with each use have one of their own, over the tensor ranks."""
         quantization = self.case.quantization_of(group)
-        if quantization is None or not quantization.found:
+        if quantization is None or not quantization.measures_amax:
             return 0.0, 0.0
         matrices = MAGNITUDE * sum(not part.is_factored(name) for name in group.weights)
         of_weights = 0.0 if quantization.once else self.over_tensor.reduce(matrices)

@@ -111,7 +111,7 @@ def hardware_of(gpu: GPU) -> HardwareModel:
 
 
 def borrowed(gpu: GPU) -> str | None:
-    """The GPU whose shares a GPU's model has, and why; None if its own were fitted."""
+    """Note on the GPU whose fitted efficiencies `gpu` uses; None if `gpu` has fitted ones."""
     if gpu.short not in _UNFITTED:
         return None
     name = re.sub(r"-SXM.*|-\d+GB$", "", gpu.name).replace("-", " ")

@@ -276,9 +276,9 @@ class _Layer:
         moved += sum(one.moved_back for one in factors)
         if group.adds:
             moved += self.moved(RESIDUAL, self.case.between, back=True)
-        for place, name in enumerate(group.weights):
+        for index, name in enumerate(group.weights):
             if f"{name}_bias" in part.weights and not frozen:
-                numbers = self.numbers(group.outputs[place]) if group.inward else self.case.between
+                numbers = self.numbers(group.outputs[index]) if group.inward else self.case.between
                 moved += 2.0 * self.half * numbers
         work = Work(inward + weight, scales=counted.scales_back)
         if counted.sent_bytes is not None:

@@ -10,7 +10,7 @@ from typing import Literal
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.cost.layout import Layout
-from jaxpar.cost.matmul_codes import MatmulQuantization
+from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.cost.operations import Attention
 from jaxpar.layers.declaration.adaptation import OFF
 from jaxpar.layers.declaration.columns import side_columns
@@ -82,12 +82,12 @@ class LayerCase:
         return self._routed(self.shape.layer.matrices)
 
     @cached_property
-    def coded(self) -> float:
+    def quantized_parameters(self) -> float:
         """The parameters among `parameters` that are stored, and gathered, as codes of 8 bits."""
         return self._stored(lambda group, quantization: quantization.quantizes(group), self._dense)
 
     @cached_property
-    def coded_experts(self) -> float:
+    def quantized_experts(self) -> float:
         """The same of `experts`."""
         return self._stored(lambda group, quantization: group in self.shape.quantization.groups, self._routed)
 

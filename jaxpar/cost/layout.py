@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxpar.cost.matmul_codes import MatmulQuantization
+from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.cost.operations import Attention
 from jaxpar.memory.layer_shape import NOT_QUANTIZED, ExpertQuantization
 from jaxpar.mesh.quantized.transport import EXACT, Transport
@@ -79,7 +79,7 @@ class Layout:
     """The kernels of attention that run in each kind of layers; where it names none, `USUAL_ATTENTION`."""
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
-    shared_ends: bool = False
+    shared_embed_and_head: bool = False
     """Whether pipeline ranks share embedding and head: `parallel.pipe_ends` is `shared`."""
     islands: int = 1
     """Parts of the run that are laid out so, each with its part of the batch."""
@@ -92,7 +92,7 @@ class Layout:
     @property
     def vocab_ranks(self) -> int:
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
-        return self.pipe if self.shared_ends else 1
+        return self.pipe if self.shared_embed_and_head else 1
 
     @property
     def data(self) -> int:

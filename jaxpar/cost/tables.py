@@ -88,7 +88,7 @@ class Tables:
         squares = np.square(apart).sum(1)
         order = np.argsort(squares, kind="stable")[:NEAREST]
         within = apart.max(1) <= log(NEAR) + 1e-9
-        return [(float(1 / (squares[place] + 1e-9)), rows[place]) for place in order if within[place]]
+        return [(float(1 / (squares[index] + 1e-9)), rows[index]) for index in order if within[index]]
 
 
 NOTHING = Tables()

@@ -31,8 +31,8 @@ def element_bytes(wire: str | None, otherwise: float) -> float:
 
 @dataclass(frozen=True)
 class WireMessages:
-    """Messages over one group of ranks; sizes are elements of whole weights, of which `coded` are codes of 8 bits and
-    travel as they are."""
+    """Messages over one group of ranks; sizes are elements of full weights, of which `quantized` are 8-bit values
+    and are sent unchanged."""
 
     network: Network
     wire: Transport
@@ -64,28 +64,28 @@ class WireMessages:
     def _two_levels(self) -> bool:
         return 1 < self._full_ring.hosts < self.ranks
 
-    def _sent(self, elements: float, coded: float) -> float:
+    def _sent(self, elements: float, quantized: float) -> float:
         """Bytes of stored weights on the wire."""
-        return element_bytes(self.wire.weight, self.item) * (elements - coded) + coded
+        return element_bytes(self.wire.weight, self.item) * (elements - quantized) + quantized
 
-    def gather(self, elements: float, coded: float = 0.0) -> float:
+    def gather(self, elements: float, quantized: float = 0.0) -> float:
         """A microbatch's gather of a weight of so many elements."""
         hpz = self.wire.hpz
         if hpz > 1:
-            return self.network.ring(hpz, self.stride).gather(self.item * (elements - coded) + coded)
-        return self.gather_full(elements, coded)
+            return self.network.ring(hpz, self.stride).gather(self.item * (elements - quantized) + quantized)
+        return self.gather_full(elements, quantized)
 
-    def gather_once(self, elements: float, coded: float = 0.0) -> float:
+    def gather_once(self, elements: float, quantized: float = 0.0) -> float:
         """The gather between hpZ shards, once a step; 0 without these."""
         hpz = self.wire.hpz
         if hpz == 1:
             return 0.0
-        sent = self._sent(elements, coded) / hpz
+        sent = self._sent(elements, quantized) / hpz
         return self.network.ring(self.ranks // hpz, self.stride * hpz).gather(sent)
 
-    def gather_full(self, elements: float, coded: float = 0.0) -> float:
+    def gather_full(self, elements: float, quantized: float = 0.0) -> float:
         """The gather of updated weights under ZeRO-1 and 2, once a step."""
-        return self._full_ring.gather(self._sent(elements, coded))
+        return self._full_ring.gather(self._sent(elements, quantized))
 
     def scatter(self, elements: float) -> float:
         """A reduce-scatter of the gradient of so many elements."""

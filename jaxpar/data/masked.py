@@ -31,7 +31,7 @@ _STREAM = 0x6D61736B
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are drawn."""
+    """Settings of drawing tokens."""
 
     rate: float
     mask_token: int
@@ -142,7 +142,7 @@ def _spans(config: Config, rows: Rows, split: str) -> Spans:
     """The spans of a split. Raises `UserError` where there are none, or none of a kind that has a rate."""
     folder = _marked_folder(config, rows, "loss.spans", "--spans")
     spans = read_spans(span_file(folder, split), read_index(folder).digest)
-    _check_names(config.loss.spans, spans.names, f"loss.spans: {{}} is no kind of the spans of {named(folder)}")
+    _check_names(config.loss.spans, spans.names, f"loss.spans: {{}} is not a kind of the spans of {named(folder)}")
     return spans
 
 
@@ -151,7 +151,7 @@ def _related(config: Config, rows: Rows, split: str) -> Related:
     settings = config.loss.contrastive
     folder = _marked_folder(config, rows, "loss.contrastive", "--triples")
     triples = read_triples(triple_file(folder, split), read_index(folder).digest)
-    words = f"loss.contrastive.relations: {{}} is no relation of the triples of {named(folder)}"
+    words = f"loss.contrastive.relations: {{}} is not a relation of the triples of {named(folder)}"
     _check_names(settings.relations, triples.names, words)
     of_relation = np.array([settings.relations.get(name, 1.0) for name in triples.names], np.float32)
     of_hop = np.float32(settings.hop_decay) ** (triples.hop - 1).astype(np.float32)

@@ -66,7 +66,7 @@ class MixturePhase:
 
 @dataclass(frozen=True)
 class MixturePlan:
-    """How the weights of a mixture change, but for those of a resumed run."""
+    """Changes of a mixture's weights, but for those of a resumed run."""
 
     changes: Sequence[tuple[int, Mapping[str, float]]]
     """The weights of all sources by identity from an example on, in order; the first from example 0."""
@@ -100,7 +100,7 @@ class Mixture:
         self._plan = plan or MixturePlan([(0, {source.identity: source.weight for source in self._sources})], {})
         self._phases = plan_phases(self._plan, seed)[0] if phases is None else list(phases)
         self.examples = plan_phases(self._plan, seed, self._phases[-1])[1]
-        """How many there are, where each source has a limit; None where there is no end."""
+        """Number of examples if each source has a limit; None if there is no end."""
         self._firsts = [phase.first for phase in self._phases]
         self._shares = [_Shares(phase.weights, seed) for phase in self._phases]
         self._before = [

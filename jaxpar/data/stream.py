@@ -31,7 +31,7 @@ class Tokens(Protocol):
 
 
 class Starts(Protocol):
-    """Where the documents of a stream start: an array of one dimension, or an object that is used like one."""
+    """Starts of the documents of a stream: an array of one dimension, or an object that is used like one."""
 
     def __len__(self) -> int: ...
 

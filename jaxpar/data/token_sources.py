@@ -95,7 +95,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
 
 
 def _plan(config: DataConfig, sources: Sequence[MixedSource]) -> MixturePlan:
-    """How the weights change, and the most rows of each source, by identity."""
+    """Changes of the weights, and the most rows of each source, by identity."""
     changes = [(0, {source.identity: source.weight for source in sources})]
     for later in config.later_sources:
         weights = {source.identity: later.sources.get(source.name, 0.0) for source in sources}
@@ -246,7 +246,7 @@ def _validation_size(rows: PackedRows | DocumentRows) -> str:
 def _validation_folder(
     path: str, folders: dict[str, TokenFolder], key: str, setting: str = "data.validation_path"
 ) -> TokenFolder:
-    """The folder of a setting. Raises `UserError` where it is no folder of tokens like those to train on."""
+    """The folder of a setting. Raises `UserError` where it is not a folder of tokens like those to train on."""
     if not local_path(path, setting).is_dir():
         raise UserError(
             f"{setting}={quoted(path)} is not a token folder, and {key} names token folders; expected one that "

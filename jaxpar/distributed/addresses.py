@@ -65,7 +65,7 @@ def find_listen_address(coordinator: str) -> ListenAddress:
         return ListenAddress(host, port, (), f"no address is known for {host}")
     local = tuple(dict.fromkeys((family, where) for family, _, _, _, where in infos if _is_local(family, where)))
     if not local:
-        return ListenAddress(host, port, (), f"{host} is no address of this host", foreign=True)
+        return ListenAddress(host, port, (), f"{host} is not an address of this host", foreign=True)
     if all(_is_loopback(str(where[0])) for _, where in local) and not _means_loopback(host):
         why = f"{host} is a loopback address here, and may be another one on other hosts"
         if (mine := address_of_host()) is not None:

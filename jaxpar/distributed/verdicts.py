@@ -67,7 +67,7 @@ def failed(sign: Sign, why: str) -> str:
 
 def garbled(sign: Sign, what: str) -> str:
     """The sentence about a process that sent an invalid message."""
-    return f"{sign.name} sent something that is no message of the watch ({what}; it was {sign.mark.at}); {CONTINUES}"
+    return f"{sign.name} sent something that is not a message of the watch ({what}; it was {sign.mark.at}); {CONTINUES}"
 
 
 def silent(signs: Sequence[Sign], timeout_s: float) -> str | None:

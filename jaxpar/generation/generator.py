@@ -139,7 +139,7 @@ class Generator:
 
         Args:
             prompts: token ids of each, at least one.
-            tokens: at most so many new tokens for each.
+            tokens: the most new tokens of each.
             sampling: how tokens are drawn; by default the likeliest.
             stop: ids that end a row, and are not part of it.
             on_token: called with the index of a row and each new token; True ends the row after that token.

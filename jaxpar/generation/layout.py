@@ -75,7 +75,7 @@ def generation_layout(config: Config, mesh: Mesh, *, rows: int = 0, tokens: int 
 
 
 def bucket(tokens: int, part: int) -> int:
-    """The length to which so many tokens are padded: a power of two, rounded up to a multiple of `part`."""
+    """The length to which `tokens` tokens are padded: a power of two, rounded up to a multiple of `part`."""
     return -(-max(SMALLEST_BUCKET, power_of_two(tokens)) // part) * part
 
 

@@ -113,7 +113,7 @@ def cache_bytes(layout: StepLayout, capacity: int) -> CacheBytes:
     beside = side_columns(layout.config.model)
     stream = jax.ShapeDtypeStruct((ranks, length, beside.embed + beside.width(axes.tensor)), layout.plan.dtypes.compute)
 
-    def of_layers(weights: PyTree, x: jax.Array, batch: PyTree, lengths: jax.Array) -> PyTree:
+    def prompt_caches(weights: PyTree, x: jax.Array, batch: PyTree, lengths: jax.Array) -> PyTree:
         x, batch, lengths = vary((x, batch, lengths))
         tokens, caches_of = functions.stages.token_context(batch), {}
         for kind in kinds:
@@ -125,7 +125,7 @@ def cache_bytes(layout: StepLayout, capacity: int) -> CacheBytes:
         return caches_of
 
     inputs = stored, PartitionSpec(*BY_PART), batch.partitions, BY_ROW
-    traced = mapped(of_layers, mesh, functions.dtype, inputs, partitions)
+    traced = mapped(prompt_caches, mesh, functions.dtype, inputs, partitions)
     abstract = batch.abstract(mesh), jax.ShapeDtypeStruct((ranks,), jnp.int32)
     caches = jax.eval_shape(traced, shapes, stream, *abstract)
     each = {True: 0, False: 0}

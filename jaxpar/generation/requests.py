@@ -29,7 +29,7 @@ class Continuation:
     ended: bool
     """Whether the model, or the caller, ended it; else the limit of tokens did."""
     recorded: Records
-    """By the name of the field of a batch that replays it: records of the tokens that the model has read, the prompt
+    """Records, by the name of the batch field that replays them, of the tokens that the model has read, the prompt
     and all but the last that was drawn. Empty without `records`."""
     ending: float | None = None
     """Log-probability of the token of `stop` that ended it, if one did."""
@@ -41,7 +41,7 @@ class Request:
 
     prompt: Sequence[int]
     tokens: int
-    """At most so many new ones in each answer, at least one."""
+    """Largest number of new tokens in each answer, at least 1."""
     sampling: Sampling = LIKELIEST
     seed: int = 0
     stream: int = 0

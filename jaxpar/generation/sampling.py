@@ -24,7 +24,7 @@ class NotFinite(UserError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. The filters apply in the order of the fields, as in `transformers`."""
+    """Settings of sampling the next token. The filters apply in the order of the fields, as in `transformers`."""
 
     temperature: float = 0.0
     """Divides the logits; 0 takes the likeliest token, and then the filters below do nothing."""
@@ -58,7 +58,7 @@ LIKELIEST = Sampling()
 
 
 class Draws(NamedTuple):
-    """How the next token of each row is made; a row's draws depend on its settings and its length alone."""
+    """Sampling settings of each row; a row's draws depend on its settings and its length alone."""
 
     seed: UInt[Array, " batch"]
     stream: Int[Array, " batch"]
@@ -94,7 +94,7 @@ def draw(
     """Draw the next tokens.
 
     Args:
-        logits: float32; minus infinity for what is no token.
+        logits: float32; minus infinity for what is not a token.
         seen: which tokens each row has.
         draws: the settings of each row.
         lengths: tokens of each row.

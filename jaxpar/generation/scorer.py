@@ -43,7 +43,7 @@ class TokenScores:
     """Scores of the tokens of a row but the first, each after all tokens before it."""
 
     log_probabilities: Float[np.ndarray, " tokens"]
-    """In nats."""
+    """Log-probabilities in nats."""
     likeliest: Bool[np.ndarray, " tokens"]
     """Whether no token is likelier, and none of a lower number as likely."""
     tokens: Int[np.ndarray, "tokens choice"]
@@ -51,7 +51,7 @@ class TokenScores:
     choices: Float[np.ndarray, "tokens choice"]
     """Their log-probabilities, in nats."""
     recorded: Mapping[str, np.ndarray]
-    """By the name of the field of a batch that replays it, [token, layer, ...]: records of the tokens of the row but
+    """Records [token, layer, ...], by the name of the batch field that replays them, of the tokens of the row but
     the last. Empty without `records`."""
 
 
@@ -84,25 +84,25 @@ class Scorer:
         self._check(rows)
         row_scores: list[TokenScores | None] = [None] * len(rows)
         by_length: dict[int, list[int]] = defaultdict(list)
-        for number, row in enumerate(rows):
-            by_length[bucket(len(row) - 1, self._part)].append(number)
+        for index, row in enumerate(rows):
+            by_length[bucket(len(row) - 1, self._part)].append(index)
         for length in sorted(by_length, reverse=True):  # a batch that does not fit into memory fails first
             numbers = by_length[length]
             size = self._parts * max(1, BATCH_TOKENS // length)
             for first in range(0, len(numbers), size):
                 chosen = numbers[first : first + size]
                 batch = self._batch([rows[one] for one in chosen], length, records, choices)
-                for number, scores in zip(chosen, batch, strict=True):
-                    row_scores[number] = scores
+                for index, scores in zip(chosen, batch, strict=True):
+                    row_scores[index] = scores
         return [scores for scores in row_scores if scores is not None]
 
     def _batch(self, rows: Sequence[Sequence[int]], length: int, records: bool, choices: int) -> list[TokenScores]:
         per_part = -(-len(rows) // self._parts)
         size = self._parts * (1 << (per_part - 1).bit_length())
         tokens, labels = np.zeros((2, size, length), np.int32)
-        for number, row in enumerate(rows):
-            tokens[number, : len(row) - 1] = row[:-1]
-            labels[number, : len(row) - 1] = row[1:]
+        for index, row in enumerate(rows):
+            tokens[index, : len(row) - 1] = row[:-1]
+            labels[index, : len(row) - 1] = row[1:]
         arrays = single_document_fields(tokens) | {"labels": labels}
         batch = BatchLayout(SCORED, tokens.shape).place(self.model.mesh, arrays)
         scored = to_numpy(self._program(size, length, records, choices)(self.model.weights, batch))
@@ -137,17 +137,17 @@ class Scorer:
     def _check(self, rows: Sequence[Sequence[int]]) -> None:
         model = self.model.config.model
         assert model.vocab is not None, "the vocabulary is known once the model is"
-        for number, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if len(row) < 2:
-                raise UserError(f"row {number}: expected at least two tokens, got {len(row)}")
+                raise UserError(f"row {index}: expected at least two tokens, got {len(row)}")
             wrong = next((token for token in row if not 0 <= token < model.vocab), None)
             if wrong is not None:
                 raise UserError(
-                    f"row {number}: token {wrong} is not of a vocabulary of {model.vocab}; expected the model's tokens"
+                    f"row {index}: token {wrong} is not of a vocabulary of {model.vocab}; expected the model's tokens"
                 )
             if model.position == "learned" and len(row) - 1 > model.max_positions:
                 raise UserError(
-                    f"row {number}: {plural(len(row) - 1, 'token is', 'tokens are')} more than the learned positions, "
+                    f"row {index}: {plural(len(row) - 1, 'token is', 'tokens are')} more than the learned positions, "
                     f"model.max_positions ({model.max_positions})"
                 )
 

@@ -14,7 +14,7 @@ Kind = Literal["cited", "measured", "derived", "chosen", "assumed"]
 
 
 class Source(NamedTuple):
-    """Where a number is from."""
+    """Source of a number."""
 
     kind: Kind
     """`cited`: a paper and its table, a datasheet, the code of a library. `measured`: rows of a file of the

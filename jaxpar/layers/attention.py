@@ -136,7 +136,7 @@ class Attention(Block):
         return matrix._replace(heads=(self.kv_heads, self._local_heads))
 
     def mix(self, projected: Sequence[jax.Array], context: Context) -> Float[Array, "batch seq heads head_dim"]:
-        """From the outputs of the matmuls in to the input of the one out: biases, limits, norms, rotation and
+        """Computes the input of the last matmul from the outputs of the first: biases, limits, norms, rotation and
         attention."""
         q, k, *v = projected
         k = self._with_bias(k, "key")

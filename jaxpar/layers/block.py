@@ -54,7 +54,7 @@ class Context(NamedTuple):
     train: bool
     """Whether this is training, with dropout and other random draws."""
     rows: DecodedRows | None = None
-    """In generation, the rows that are continued; else None."""
+    """Rows that generation continues; None in training."""
     recorded: dict[str, jax.Array] | None = None
     """Blocks write their `Block.records` here, [batch, part, ...]; None if none are wanted."""
     layout: LayerLayout = UNTILED
@@ -64,7 +64,7 @@ class Context(NamedTuple):
     beside: Columns | None = None
     """Values that layers pass on beside the residual stream, for each token."""
     source: PyTree = None
-    """In generation, the cache of the keys and values that the layer shares with an earlier one."""
+    """Cache of the keys and values that the layer shares with an earlier one, in generation."""
 
 
 class Block(nnx.Module, ABC):

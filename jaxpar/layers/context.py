@@ -36,7 +36,7 @@ class TokenContext(NamedTuple):
     temperature: Float[Array, "batch seq"] | None = None
     """Factors of queries (`model.attention_temperature`); None without."""
     fields: Mapping[str, Array] = {}
-    """By name, the fields that the layer's blocks declare, of those that the batch has."""
+    """Fields of the batch, by name, that the layer's blocks declare."""
     seed: UInt[Array, ""] | None = None
     """Seed of dropout and of routers that draw, in training."""
     carried: Mapping[str, Any] = {}

@@ -42,7 +42,7 @@ NORM_POSITIONS = {
     "pre": (True, False), "post": (False, True), "sandwich": (True, True), "stream": (True, False),
     "stream_mixer": (True, False), "parallel": (True, False), "parallel_norms": (True, False),
 }  # fmt: skip
-"""By `model.norm_placement`: whether a part has a norm before it, and one after it."""
+"""Whether a part has a norm before it, and one after it, by `model.norm_placement`."""
 PARALLEL, SHARED = ("parallel", "parallel_norms"), "parallel"
 """The placements in which all parts read the input of the layer, and the one in which they read one norm of it."""
 

@@ -62,7 +62,7 @@ class DecoderLayer(nnx.Module):
         self.norms_stream = self.names[: {"stream": len(blocks), "stream_mixer": mixers}.get(model.norm_placement, 0)]
         """The blocks whose norm is the residual stream from then on."""
         self.norms_around = tuple(norms_around(block.part, model) for block in blocks)
-        """For each block, whether it has a norm before it, and one after it."""
+        """Whether each block has a norm before it, and one after it."""
         for name, block, (before, after) in zip(self.names, blocks, self.norms_around, strict=True):
             setattr(self, name, block)
             if before and not (shared and name != self.names[0]):

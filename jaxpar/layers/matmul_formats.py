@@ -32,7 +32,7 @@ def group_names(model: ModelConfig) -> tuple[str, ...]:
 
 
 def quantized_matrices(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """By group of the layers of `model`, a model of one kind, the matrices that are quantized."""
+    """Quantized matrices of the layers of `model`, a model of one kind, by group."""
     if config.precision.matmul is None:
         return {}
     by_name = {
@@ -94,7 +94,7 @@ def exact_shares(config: Config) -> dict[str, float]:
     """The share of the layers of each kind whose products are not quantized."""
     kinds = layer_kinds(config.model)
     exact = Counter(kind for layer, kind in enumerate(kinds) if is_exact(config, layer))
-    return {kind: exact[kind] / number for kind, number in Counter(kinds).items()}
+    return {kind: exact[kind] / layers for kind, layers in Counter(kinds).items()}
 
 
 def quantized_groups(config: Config, kind: str, layers: Collection[int]) -> QuantizedGroups | None:

@@ -19,7 +19,7 @@ type Block = Callable[[Arrays, Arrays, jax.Array], jax.Array]
 
 
 def into_tiles(x: Shaped[Array, "tokens ..."], tiles: int) -> Shaped[Array, "tile tile_tokens ..."]:
-    """`x` in tiles of `ceil(tokens / tiles)` tokens, as many as it takes; zeros fill the last one."""
+    """`x` in tiles of `ceil(tokens / tiles)` tokens, the last one filled with zeros."""
     size = -(-x.shape[0] // tiles)
     missing = -x.shape[0] % size
     if missing:

@@ -1,1 +1,1 @@
-"""From a configuration to its `Plan`, and the layout and memory of its step: from shapes alone, without devices."""
+"""`Plan` of a configuration, and layout and memory of its step, from shapes alone, without devices."""

@@ -18,7 +18,7 @@ from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, strategy_on
 from jaxpar.layout.choices.experts import loops_on
 from jaxpar.layout.choices.matmul import expert_quantization
-from jaxpar.layout.choices.matmul_codes import matmul_quantization
+from jaxpar.layout.choices.matmul_quantization import matmul_quantization
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, holds, layer_order, order_of_chunks
 from jaxpar.layout.memory.estimate import IN_TRANSIT
 from jaxpar.layout.memory.room import Room, memory_room
@@ -121,7 +121,7 @@ def cheapest_runs(
 def _named(runs: list[tuple[int, dict[str, Treatment]]], names: Sequence[str]) -> tuple[LayerRun, ...]:
     """Runs of layers that recompute what the choice leaves out: what a feed-forward in tiles does not keep."""
     again: dict[str, Treatment] = dict.fromkeys(names, "recompute")
-    return joined(LayerRun(number, again | activations) for number, activations in runs)
+    return joined(LayerRun(layers, again | activations) for layers, activations in runs)
 
 
 def _kind_and_treatment_of_slots(

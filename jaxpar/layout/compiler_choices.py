@@ -75,7 +75,7 @@ def with_merged_matmuls(config: Config, plan: Plan, device: Device) -> Plan:
     tokens = plan.microbatch_rows * config.data.sequence_length // plan.axes.context // plan.mlp_tiles.name
 
     def filled(spec: ParamSpec, where: PartitionSpec) -> float:
-        """By the worst of a matrix's three products: of rows, of their gradients, and its own gradient."""
+        """Rounding by the worst of a matrix's three products: of rows, of their gradients, and its own gradient."""
         if not spec.matrix:
             return 1.0
         dims = local_shape(spec.shape, where, plan.axes)[spec.stack :]
@@ -87,7 +87,7 @@ def with_merged_matmuls(config: Config, plan: Plan, device: Device) -> Plan:
 
 
 def _filled(rows: int, columns: int, processors: int) -> float:
-    """The share of `processors` that work on a result of so many rows and columns, on average over its waves."""
+    """The share of `processors` that work on a result of `rows` x `columns`, on average over its waves."""
     tiles = ceil(rows / TILE[0]) * ceil(columns / TILE[1])
     return tiles / processors / ceil(tiles / processors)
 

@@ -73,7 +73,7 @@ def with_lower_unroll(config: Config, plan: Plan, usable_bytes: int) -> Plan:
 
 def _longest(runs: Sequence[LayerRun], kinds: Sequence[str]) -> int:
     """Layers of the longest loop over one kind of layers that keep the same."""
-    run_of_layer = [place for place, run in enumerate(runs) for _ in range(run.layers)]
+    run_of_layer = [index for index, run in enumerate(runs) for _ in range(run.layers)]
     return max(len(list(group)) for _, group in groupby(zip(kinds, run_of_layer, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""From a configuration to a `Plan` for the given devices."""
+"""The `Plan` of a configuration for the given devices."""
 
 from __future__ import annotations
 

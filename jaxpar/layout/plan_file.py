@@ -88,7 +88,7 @@ def read(path: Path) -> PlanFile:
     """Read `plan.json` of the planner or of a run; of a list (`--json`) the first.
 
     Raises:
-        UserError: it cannot be read, is no plan, or is of another version.
+        UserError: it cannot be read, is not a plan, or is of another version.
     """
     label = named(path)
     try:

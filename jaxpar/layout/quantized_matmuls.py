@@ -9,13 +9,13 @@ from jaxpar.config import Config
 from jaxpar.config.plan import Plan
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.matmul import quantizes_once
-from jaxpar.layout.coded_matrices import coded_matrices
+from jaxpar.layout.once_quantized import once_quantized_matrices
 from jaxpar.memory.streaming import map_rows
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.placements import Placements
 from jaxpar.precision.history import QuantizedMatmuls, ScaleHistory
+from jaxpar.precision.quantized_weights import quantized_weights
 from jaxpar.precision.recipe import recipe_of
-from jaxpar.precision.weight_codes import coded_weights
 from jaxpar.runtime.carried import Carried
 
 
@@ -27,7 +27,7 @@ def carried(config: Config, plan: Plan, placements: Placements, order: LayerOrde
     quantize = None
     if quantizes_once(plan):
         quantize = partial(
-            coded_weights, matrices=coded_matrices(config, plan, placements, order),
+            quantized_weights, matrices=once_quantized_matrices(config, plan, placements, order),
             shape=(layers, len(names)), storage=placements.storage.dtype, by_rows=map_rows,
         )  # fmt: skip
     if not recipe.from_history:

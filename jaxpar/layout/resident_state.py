@@ -89,5 +89,5 @@ def check_resident_state(plan: Plan, config: Config) -> None:
     for name in plan.resident_weights:
         if name not in names:
             raise UserError(
-                f"plan.resident_weights: {quoted(name)} is no weight of the model{did_you_mean(name, names)}"
+                f"plan.resident_weights: {quoted(name)} is not a weight of the model{did_you_mean(name, names)}"
             )

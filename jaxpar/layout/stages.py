@@ -65,7 +65,7 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
 
 
 def _store_of(plan: Plan) -> type[Sharded]:
-    """Where the layers' weights are in a step."""
+    """The store of the layers' weights in a step."""
     return HostRows if plan.weights_offload == "host" else Sharded
 
 

@@ -89,7 +89,7 @@ class StepLayout:
     def placements(self) -> Placements:
         """The placements of the weights, by role."""
         plan = self.plan
-        rules = compute_rules(shared_ends=plan.pipe_ends == "shared")
+        rules = compute_rules(shared_embed_and_head=plan.pipe_ends == "shared")
         return place(
             self.specs, plan.axes, plan.zero, plan.dtypes, rules,
             over_replicas=plan.shard_state_over_replicas.name, transport=transport_of(plan),

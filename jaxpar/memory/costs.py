@@ -38,7 +38,7 @@ class LayerCosts:
         assert sorted(made) == sorted(set(self.sizes) - {LAYER_INPUT}), "each activation has one operation"
 
     def exposed_seconds(self, offloaded: float) -> float:
-        """Seconds that a layer waits for so many bytes: what forward and backward are too short to hide."""
+        """Seconds that a layer waits for copies of these bytes, beyond what forward and backward hide."""
         copy = offloaded / self.host_bandwidth
         least = self.waited * copy
         return max(least, copy - self.forward_seconds) + max(least, copy - self.backward_seconds)

@@ -27,7 +27,7 @@ from jaxpar.hardware.host import PINNED
 from jaxpar.pages.units import size
 
 SCRATCH = ".offloaded-state-"
-"""How the name of a file begins, until it is unlinked."""
+"""Prefix of a file's name, until it is unlinked."""
 STALE_S = 3600.0
 """Age from which a file that still has its name is of a process that was killed."""
 

@@ -39,7 +39,7 @@ RECEIVED = "received"
 
 @dataclass(frozen=True)
 class ExpertQuantization:
-    """How the products of routed experts are quantized."""
+    """Quantization of the routed experts' matmuls."""
 
     groups: tuple[str, ...] = ()
     """The groups of matmuls that are quantized."""
@@ -76,7 +76,7 @@ class LayerShape:
     capacity: float = 1.0
     """Rows that such a rank has room for, as a multiple of an even share: `parallel.experts.capacity`."""
     exchange: str = "all_to_all"
-    """How tokens reach the ranks of their experts: `jaxpar.layers.experts.messages.MESSAGES`."""
+    """Exchange of tokens with the ranks of their experts: `jaxpar.layers.experts.messages.MESSAGES`."""
     imbalance: float = 1.0
     """Rows of the rank with the most, relative to the mean: `parallel.experts.imbalance`."""
     exchange_dtype: str | None = None
@@ -276,7 +276,7 @@ def mean_keys(sequence: int, limit: Reach, causal: bool = True) -> float:
 
 
 def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerShape]:
-    """The shape of a layer of each kind on a mesh of `axes`, with so many rows per device and microbatch."""
+    """The shape of a layer of each kind on a mesh of `axes`, with `rows` rows per device and microbatch."""
     item_bytes = ITEM_BYTES[config.precision.compute]
     options = config.parallel.experts
     asked, capacity, imbalance = options.exchange, options.capacity, options.imbalance
@@ -301,7 +301,7 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
 
 
 def exchange_by(model: ModelConfig, asked: str, capacity: float, expert: int, tensor: int) -> str:
-    """The exchange of the layers of `model`, on so many ranks; any name for a model without experts."""
+    """The exchange of the layers of `model` on these ranks; any name for a model without experts."""
     if model.experts is None:
         return "all_to_all"
     return exchange_of(asked, model.experts, capacity, expert, tensor)[0]

@@ -163,23 +163,23 @@ def cheapest_of_kinds(
     if len(costs) == 1:
         (kind,) = costs
         return cheapest(costs[kind], len(slots), budget_bytes, host_budget_bytes, points[kind])
-    number = Counter(slots)
+    layers_of = Counter(slots)
     frontiers = {
-        kind: [point for point in points[kind] if number[kind] * point.host_bytes <= host_budget_bytes]
+        kind: [point for point in points[kind] if layers_of[kind] * point.host_bytes <= host_budget_bytes]
         for kind in costs
     }
-    least = sum(number[kind] * min(point.device_bytes for point in frontier) for kind, frontier in frontiers.items())
+    least = sum(layers_of[kind] * min(point.device_bytes for point in frontier) for kind, frontier in frontiers.items())
     *others, last = costs
     sums: list[tuple[int, int, int, tuple[Point, ...]]] = [(0, 0, 0, ())]
     for kind in others:
-        n = number[kind]
+        n = layers_of[kind]
         more = [
             (d + n * p.device_bytes, t + n * p.picoseconds, h + n * p.host_bytes, (*chosen, p))
             for (d, t, h, chosen), p in product(sums, frontiers[kind])
             if d + n * p.device_bytes <= budget_bytes and h + n * p.host_bytes <= host_budget_bytes
         ]
         sums = [more[i] for i in undominated([entry[:3] for entry in more])] if more else []
-    last_sums = number[last] * np.array([_triple(point) for point in frontiers[last]], np.int64)
+    last_sums = layers_of[last] * np.array([_triple(point) for point in frontiers[last]], np.int64)
     best = _best_sum(np.array([entry[:3] for entry in sums], np.int64), last_sums, budget_bytes, host_budget_bytes)
     if best is None:
         raise NothingFits(max(least, budget_bytes + 1), budget_bytes)
@@ -194,7 +194,7 @@ def _best_sum(sums: np.ndarray, others: np.ndarray, budget: int, host_budget: in
     Of equals: the fewest bytes on the host, then on the device. None where nothing fits.
     """
     best: tuple[tuple[int, int, int], tuple[int, int]] | None = None
-    for place, (device, time, host) in enumerate(sums):
+    for index, (device, time, host) in enumerate(sums):
         fits = np.flatnonzero((others[:, 0] <= budget - device) & (others[:, 2] <= host_budget - host))
         if best is not None:
             fits = fits[others[fits, 1] <= best[0][0] - time]
@@ -203,7 +203,7 @@ def _best_sum(sums: np.ndarray, others: np.ndarray, budget: int, host_budget: in
         end = fits[np.lexsort((others[fits, 0], others[fits, 2], others[fits, 1]))[0]]
         key = int(time + others[end, 1]), int(host + others[end, 2]), int(device + others[end, 0])
         if best is None or key < best[0]:
-            best = key, (place, int(end))
+            best = key, (index, int(end))
     return None if best is None else best[1]
 
 
@@ -232,10 +232,10 @@ def _best_pair(
         fits = low <= high
         if not fits.any():
             continue
-        number = np.where(time_of_first < time, high, low)
-        total = np.where(fits, number * time_of_first + (layers - number) * time, _NEVER)
-        kinds = np.where((number == 0) | (number == layers), 1, 2)
-        copied = number * host[first, None] + (layers - number) * host
+        first_layers = np.where(time_of_first < time, high, low)
+        total = np.where(fits, first_layers * time_of_first + (layers - first_layers) * time, _NEVER)
+        kinds = np.where((first_layers == 0) | (first_layers == layers), 1, 2)
+        copied = first_layers * host[first, None] + (layers - first_layers) * host
         least = np.arange(total.size)
         for column in (total, kinds, copied):
             values = column.ravel()[least]
@@ -243,7 +243,7 @@ def _best_pair(
         i, other = divmod(int(least[0]), len(device))
         key = int(total[i, other]), int(kinds[i, other]), int(copied[i, other])
         if best is None or key < best[0]:
-            n = int(number[i, other])
+            n = int(first_layers[i, other])
             best = key, [(point, k) for point, k in ((begin + i, n), (other, layers - n)) if k]
     return None if best is None else best[1]
 
@@ -269,7 +269,7 @@ def _options(
 
 def undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
     """The triples that no other one dominates, in increasing order; of equals the first."""
-    ordered, place = np.unique(np.array(triples, np.int64), axis=0, return_index=True)
+    ordered, index = np.unique(np.array(triples, np.int64), axis=0, return_index=True)
     frontier = np.empty_like(ordered)
     indices: list[int] = []
     # In this order nothing is dominated by a later one, and the first column need not be compared.
@@ -280,7 +280,7 @@ def undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
         for i in np.flatnonzero(~beaten.any(axis=1)):
             if not (frontier[before_block : len(indices), 1:] <= block[i, 1:]).all(axis=1).any():
                 frontier[len(indices)] = block[i]
-                indices.append(int(place[begin + i]))
+                indices.append(int(index[begin + i]))
     return indices
 
 

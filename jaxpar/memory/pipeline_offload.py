@@ -18,7 +18,7 @@ SLOWER = 1.5
 
 @dataclass(frozen=True)
 class HiddenFraction:
-    """How much of a unit the host link can move while units compute."""
+    """Share of a unit that the host link can move while units compute."""
 
     fraction: float
     """The largest alpha that is hidden in all phases, at most 1."""

@@ -18,20 +18,20 @@ from jaxpar.runtime.passes import ALWAYS_SAVED
 
 type Treatment = Literal["save", "recompute", "offload"]
 
-type Written = str | Mapping[str, str | int]
+type RematSetting = str | Mapping[str, str | int]
 """A preset, or a user's map of treatments by name."""
 
 TREATMENTS: Mapping[str, Treatment] = {"save": "save", "recompute": "recompute", "offload": "offload"}
 
 
 def cheap(name: str) -> bool:
-    """Whether elementwise work recomputes an activation: norms and non-linearities, each the input of a matmul whose
-    output no gradient needs. So no matmul runs again (Kuaishou's GEMM-last, USENIX ATC'24)."""
+    """Whether an activation is cheap to recompute, by elementwise work: outputs of norms and non-linearities, each the
+    input of a matmul whose output no gradient needs. No matmul runs again (Kuaishou's GEMM-last, USENIX ATC'24)."""
     return name in (known := known_activations()) and known[name].cheap
 
 
 def is_attention_core(name: str) -> bool:
-    """Whether attention itself makes an activation of queries, keys and values."""
+    """Whether attention itself computes an activation from queries, keys and values."""
     return name in (known := known_activations()) and known[name].core
 
 
@@ -41,17 +41,21 @@ PRESETS: Mapping[str, Callable[[str], bool]] = {
     "selective": lambda name: not is_attention_core(name),
     "full": lambda name: False,
 }
-"""Whether each preset saves an activation. `selective` is that of Korthikanti et al. 2022 (arXiv:2205.05198): attention
-itself runs again, and nothing else; since flash attention keeps no scores it saves little."""
+"""Predicate of each preset: whether it saves an activation. `selective` is from Korthikanti et al. 2022
+(arXiv:2205.05198): only attention itself is recomputed; with flash attention, which stores no scores, that frees little
+memory."""
 
 AUTO = "auto"
-"""In place of a preset: the cheapest of all maps that fit (`pareto`)."""
+"""Value in place of a preset: the cheapest of all maps that fit (`pareto`)."""
 
-BASE, LAYERS = "preset", "layers"
-"""The keys of a user's map for the preset of what the map does not mention, and for the layers that it applies to."""
+PRESET = "preset"
+"""Key of a user's map: the preset for activations that the map does not name."""
+
+LAYERS = "layers"
+"""Key of a user's map in a list: the layers that the map applies to."""
 
 DEFAULT = "gemm_last"
-"""That preset, if the map names none."""
+"""The preset for such activations if the map has no `preset`."""
 
 PER_LAYER = "per layer"
 """The name of a list of maps, each for some of the layers."""
@@ -59,7 +63,7 @@ PER_LAYER = "per layer"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
 
 
-def remat_name(remat: Written | Sequence[Mapping[str, str | int]]) -> str:
+def remat_name(remat: RematSetting | Sequence[Mapping[str, str | int]]) -> str:
     """The name of `memory.remat`: a preset, or the preset of its map. Raises `UserError` for another."""
     if not isinstance(remat, str | Mapping):
         return PER_LAYER
@@ -67,24 +71,24 @@ def remat_name(remat: Written | Sequence[Mapping[str, str | int]]) -> str:
 
 
 def layer_runs(
-    remat: Written | Sequence[Mapping[str, str | int]], activations: Iterable[str], layers: int
+    remat: RematSetting | Sequence[Mapping[str, str | int]], activations: Iterable[str], layers: int
 ) -> tuple[LayerRun, ...]:
-    """Treatment of each of `activations` by `memory.remat` in a chunk of so many layers; equal neighbours are joined.
+    """Treatment of each of `activations` by `memory.remat` in a chunk of `layers` layers; equal neighbours are merged.
 
-    A list has maps for some of the layers each; layers without one are treated by `gemm_last`.
+    Each map of a list is for some of the layers; `gemm_last` is for layers without a map.
 
     Raises:
-        UserError: as `remat_map`; layers that do not exist, or that two maps apply to; an empty map or list.
+        UserError: as `remat_map`; a layer does not exist, or is in two maps; the map or list is empty.
     """
     names = tuple(activations)
     if not remat:
-        given = "[]" if isinstance(remat, Sequence) else "{}"
-        raise UserError(f"memory.remat: {given} says nothing; expected {join_or((*PRESETS, AUTO))}, or a map by name")
+        empty = "[]" if isinstance(remat, Sequence) else "{}"
+        raise UserError(f"memory.remat: {empty} says nothing; expected {join_or((*PRESETS, AUTO))}, or a map by name")
     if isinstance(remat, str | Mapping):
         return (LayerRun(layers, dict(remat_map(remat, names))),)
     maps: list[Mapping[str, Treatment] | None] = [None] * layers
-    for place, entry in enumerate(remat):
-        key = f"memory.remat[{place}]"
+    for index, entry in enumerate(remat):
+        key = f"memory.remat[{index}]"
         treatments = remat_map({name: value for name, value in entry.items() if name != LAYERS}, names, key)
         for layer in _range(key, entry, layers):
             if maps[layer] is not None:
@@ -95,7 +99,7 @@ def layer_runs(
 
 
 def joined(runs: Iterable[LayerRun]) -> tuple[LayerRun, ...]:
-    """The same, with neighbours that keep the same joined, and without runs of no layers."""
+    """Merge neighbouring runs with equal treatments, and drop runs of 0 layers."""
     merged: list[LayerRun] = []
     for run in runs:
         if merged and merged[-1].activations == run.activations:
@@ -106,11 +110,11 @@ def joined(runs: Iterable[LayerRun]) -> tuple[LayerRun, ...]:
 
 
 def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tuple[LayerRun, ...]]:
-    """Remat of the layers of each kind, in a chunk with slots of these kinds; equal neighbours of a kind are joined.
+    """Remat of the layers of each kind, in a chunk with slots of these kinds; equal neighbours of a kind are merged.
 
     Args:
-        runs: of all slots, in their order.
-        slots: the kind of each.
+        runs: runs of all slots, in order.
+        slots: kind of each slot.
     """
     if len(kinds := dict.fromkeys(slots)) == 1:
         return dict.fromkeys(kinds, tuple(runs))
@@ -121,14 +125,14 @@ def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tu
     return {kind: joined(kind_runs) for kind, kind_runs in by_kind.items()}
 
 
-def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.remat") -> dict[str, Treatment]:
-    """Treatment of each of `activations` by a preset or a map of the user's.
+def remat_map(remat: RematSetting, activations: Iterable[str], key: str = "memory.remat") -> dict[str, Treatment]:
+    """Treatment of each of `activations` by a preset or a user's map.
 
-    A map gives treatments by name; names that it leaves out are treated by its `preset`, or by `gemm_last`. A
-    name that only other models' layers have is ignored.
+    A map gives treatments by name; its `preset`, or `gemm_last`, is for names that it leaves out. A name that only
+    layers of other models have is ignored.
 
     Raises:
-        UserError: a name is no activation of any part, a treatment is not among `TREATMENTS`, or a layer's input is
+        UserError: a name is not an activation of any block, a treatment is not in `TREATMENTS`, or a layer's input is
             recomputed.
     """
     saves = PRESETS[_base(remat, key)]
@@ -136,14 +140,14 @@ def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.rem
         name: "save" if name == LAYER_INPUT or saves(name) else "recompute" for name in activations
     }
     for name, wanted in remat.items() if isinstance(remat, Mapping) else ():
-        if name != BASE:
-            given = _checked(key, name, wanted, treatments)
-            treatments |= {name: given} if name in treatments else {}
+        if name != PRESET:
+            treatment = _checked(key, name, wanted, treatments)
+            treatments |= {name: treatment} if name in treatments else {}
     return treatments
 
 
 def offloaded(runs: Iterable[LayerRun]) -> list[str]:
-    """Names of the activations that some layers keep in host memory between forward and backward."""
+    """Names of the activations that some layer offloads to host memory between forward and backward."""
     names = [name for run in runs for name, treatment in run.activations.items() if treatment == "offload"]
     return list(dict.fromkeys(names))
 
@@ -154,34 +158,34 @@ def recomputed(runs: Iterable[LayerRun], name: str) -> bool:
 
 
 def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any]:
-    """The `jax.checkpoint` policy of a remat map, for what lies inside a layer (its input is the layer loop's to keep).
+    """The `jax.checkpoint` policy of a remat map, inside a layer (the layer loop saves the layer's input).
 
-    Scales of quantized matmuls and hashes of tokens are always kept, so that what runs again has those of the first.
-    Unnamed intermediates are never kept: those inside norms and non-linearities are recomputed under every map.
+    Scales of quantized matmuls and hashes of tokens are always saved, so that recomputation uses those of the first
+    pass. Unnamed intermediates are never saved: those inside norms and non-linearities are recomputed under every map.
     """
     inside = {name: treatment for name, treatment in treatments.items() if name != LAYER_INPUT}
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[ALWAYS_SAVED, *(name for name, one in inside.items() if one == "save")],
+        names_which_can_be_saved=[ALWAYS_SAVED, *(name for name, treatment in inside.items() if treatment == "save")],
         names_which_can_be_offloaded=[name for name, treatment in inside.items() if treatment == "offload"],
         offload_src="device",
         offload_dst=PINNED,
     )
 
 
-def _base(remat: Written, key: str) -> str:
-    preset = remat if isinstance(remat, str) else remat.get(BASE, DEFAULT)
+def _base(remat: RematSetting, key: str) -> str:
+    preset = remat if isinstance(remat, str) else remat.get(PRESET, DEFAULT)
     if preset == AUTO:
-        raise UserError(f"{key}.{BASE}: {AUTO} chooses for all layers and names; expected memory.remat: {AUTO} alone")
+        raise UserError(f"{key}.{PRESET}: {AUTO} chooses for all layers and names; expected memory.remat: {AUTO} alone")
     if preset not in PRESETS:
         near = did_you_mean(str(preset), PRESETS)
-        raise UserError(f"{key}.{BASE}: expected {join_or(PRESETS)}, got {preset!r}{near}")
+        raise UserError(f"{key}.{PRESET}: expected {join_or(PRESETS)}, got {preset!r}{near}")
     return str(preset)
 
 
 def _range(key: str, entry: Mapping[str, str | int], layers: int) -> range:
-    """The layers that a map of a list applies to."""
+    """The layers that one map of a list is for."""
     if LAYERS not in entry:
-        raise UserError(f"{key}: expected {LAYERS}, as in {{{LAYERS}: 0-{layers - 1}, {BASE}: full}}")
+        raise UserError(f"{key}: expected {LAYERS}, as in {{{LAYERS}: 0-{layers - 1}, {PRESET}: full}}")
     written = entry[LAYERS]
     numbers = _RANGE.match(str(written))
     first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (1, 0)
@@ -196,18 +200,18 @@ def _range(key: str, entry: Mapping[str, str | int], layers: int) -> range:
 def _checked(key: str, name: str, wanted: object, activations: Mapping[str, Treatment]) -> Treatment:
     known = {**activations, **known_activations()}
     if name not in known:
-        near = did_you_mean(name, (*known, BASE)) or f"; there are {', '.join(activations)}"
-        raise UserError(f"{key}: {name!r} is no activation{near}")
+        near = did_you_mean(name, (*known, PRESET)) or f"; there are {', '.join(activations)}"
+        raise UserError(f"{key}: {name!r} is not an activation{near}")
     allowed = [t for t in TREATMENTS if name != LAYER_INPUT or t != "recompute"]
     if wanted in allowed:
         return TREATMENTS[str(wanted)]
-    why = " (the others are recomputed from it)" if wanted == "recompute" else ""
+    why = " (all others are recomputed from it)" if wanted == "recompute" else ""
     near = did_you_mean(str(wanted), allowed)
     raise UserError(f"{key}.{name}: expected {join_or(allowed)}{why}, got {wanted!r}{near}")
 
 
 def nearest_preset(treatments: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """The preset that differs least, and how."""
+    """The preset nearest to `treatments`, and the treatments that differ from it."""
     bases = {preset: remat_map(preset, treatments) for preset in PRESETS}
     changes = {
         preset: {name: treatment for name, treatment in treatments.items() if treatment != base[name]}

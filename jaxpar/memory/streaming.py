@@ -51,7 +51,7 @@ def rows_of_piece(tree: PyTree[Array], least: int = 1) -> int:
 
 
 def piece_rows(rows: int, row_bytes: int, least: int = 1) -> int:
-    """`rows_of_piece` of so many rows of so many bytes each."""
+    """`rows_of_piece` from a number of rows and the bytes of each."""
     most = min(rows, max(least, PIECE_BYTES // max(1, row_bytes), 1))
     if most == rows:
         return rows
@@ -86,12 +86,12 @@ def streamed[State, Along](
         slice_of = lambda a, there: _slice(a, offset, count) if there is None else there
         return function(piece[0], jax.tree.map(slice_of, along, piece[1]))
 
-    def turn(number: Index, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
+    def turn(index: Index, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
         state, piece = carry
-        following = fetch(state, (number + 1) * rows, rows)
-        new = apply(piece, number * rows, rows)
+        following = fetch(state, (index + 1) * rows, rows)
+        new = apply(piece, index * rows, rows)
         state, arrived = _after(state, following[0])
-        return write_rows(state, new, number * rows), (arrived, following[1])
+        return write_rows(state, new, index * rows), (arrived, following[1])
 
     state, piece = lax.fori_loop(0, pieces - 1, turn, (state, fetch(state, 0, rows)))
     first = (pieces - 1) * rows

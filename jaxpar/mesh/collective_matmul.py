@@ -206,7 +206,7 @@ def _sum(each: Sequence[jax.Array]) -> jax.Array:
 
 
 def _rows(x: jax.Array) -> jax.Array:
-    """As the operand of a matmul, which adds to an array only where the array, too, has two dims."""
+    """Reshapes to the operand of a matmul, which adds to an array only if that has two dims too."""
     return x.reshape(x.shape[0] * x.shape[1], -1)
 
 

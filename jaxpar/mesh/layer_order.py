@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
     """Arrays [row, ...] by kind; the rows of a chunk are contiguous."""
     chunk: Index
     """Its index among the rank's chunks."""
-    place: Index
+    index: Index
     """Its index in the stacks: `chunk`, or a slot if the stacks have only the chunks in use."""
 
 
@@ -71,7 +71,7 @@ class StackOrder:
 
     @cached_property
     def padded_in_some_chunk(self) -> Bool[np.ndarray, " rows"]:
-        """For each row of a chunk, whether it only pads the stack in some chunks."""
+        """Whether each row of a chunk only pads the stack in some chunks."""
         return (self.numbers == PADDING).any(axis=(0, 1))
 
     @property
@@ -98,13 +98,13 @@ class StackOrder:
 
     @property
     def places(self) -> Int[np.ndarray, " rows"]:
-        """For each row, which of the stack's layers it holds, counted in the order of the model; `PADDING` for none."""
+        """Layer of each row, numbered in model order; `PADDING` for none."""
         flat = self.numbers.ravel()
         return np.where(flat == PADDING, PADDING, np.searchsorted(self.layers, flat))
 
     @property
     def layers_of_rows(self) -> list[list[int]]:
-        """For each row of a chunk, the numbers of the layers that it has in any chunk."""
+        """Layers that each row of a chunk has in any chunk."""
         rows = self.numbers.reshape(-1, self.rows_per_chunk).T
         return [row[row != PADDING].tolist() for row in rows]
 
@@ -119,14 +119,14 @@ class LayerOrder:
     """The rows of a model's layers in the stacks, and the slots in which they run."""
 
     stacks: Mapping[str, StackOrder]
-    """By kind, in the order in which the kinds first occur."""
+    """Stacks by kind, in the order in which the kinds first occur."""
     slots: tuple[Slot, ...]
     """The slots of every chunk, in the order in which they run."""
 
     @staticmethod
     def from_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
         """Chunks of layers that are alike, in model order: the rank of each, and its number of layers."""
-        return LayerOrder.from_kinds(rank_of, [(ALL,) * number for number in layers])
+        return LayerOrder.from_kinds(rank_of, [(ALL,) * length for length in layers])
 
     @staticmethod
     def from_kinds(rank_of: Sequence[int], chunks: Sequence[Sequence[str]]) -> LayerOrder:

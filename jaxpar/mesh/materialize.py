@@ -1,4 +1,5 @@
-"""From storage to compute placement at the entry of a layer, and gradients straight into the form they accumulate in.
+"""Gathers from storage to compute placement at the entry of a layer, and gradients straight into the form they
+accumulate in.
 
 A cotangent has the shape of its primal, so the gradient of a weight that is stored in one placement could not
 accumulate in another. Each weight therefore comes with a *gradient accumulator*: a zero in gradient placement.
@@ -17,7 +18,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpar.mesh.axes import AXES, SHARD_AXES, vary
-from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, subtree_like
 from jaxpar.mesh.placements import (
@@ -30,13 +30,14 @@ from jaxpar.mesh.placements import (
     unreduced_axes,
 )
 from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.mesh.quantized.travel import (
+from jaxpar.mesh.quantized.weight_collectives import (
     gather_hpz,
     gather_shards,
     gather_stored,
     reduce_shards,
     scatter_shards,
 )
+from jaxpar.mesh.quantized_stack import is_quantized_stack
 from pallas_kernels.vjp_parts import custom_vjp
 
 type Part = str | tuple[str, ...]
@@ -132,7 +133,7 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     """
     stored = partial(_stored, dtype=placements.storage.dtype)
     one = lambda weight, placed: jax.tree.map(lambda rows: stored(rows, placed), weight)
-    return jax.tree.map(one, master, subtree_like(placements.weights, master), is_leaf=is_coded_stack)
+    return jax.tree.map(one, master, subtree_like(placements.weights, master), is_leaf=is_quantized_stack)
 
 
 def row_to_storage(master: Arrays, placements: Placements, *, part: Part) -> Arrays:

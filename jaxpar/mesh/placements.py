@@ -66,7 +66,7 @@ class WeightPlacement:
     optimizer: PartitionSpec
     """The placement between steps; that of `storage` for a frozen weight."""
     transport: Transport
-    """How the weight and its gradient travel from one to the other."""
+    """Transport of the weight and its gradient between them."""
     in_float32: bool = False
     """It is stored and used, and its gradient accumulates, in float32 or wider whatever the roles' dtypes."""
 
@@ -113,7 +113,7 @@ class Placements:
 
     @cached_property
     def optimizer(self) -> Placement:
-        """As master weights and optimizer state are between steps."""
+        """Layout of master weights and optimizer state between steps."""
         return Placement(jax.tree.map(lambda weight: weight.optimizer, self.weights), self.dtypes.master)
 
     def for_part(self, part: str | tuple[str, ...], like: Nested[object] | None = None) -> Nested[WeightPlacement]:
@@ -135,7 +135,7 @@ def place(
 ) -> Placements:
     """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`, for products that `rules` split.
 
-    `over_replicas` splits the optimizer placement over replicas. `transport` is how the large matrices travel.
+    `over_replicas` splits the optimizer placement over replicas. `transport` is that of the large matrices.
     """
     assert zero or not over_replicas, "under ZeRO-0 the optimizer placement is that of compute"
 
@@ -159,7 +159,7 @@ def place(
 
 
 def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Transport) -> Transport:
-    """How a weight travels: an hpZ shard of a routed matrix has the neighbours that share it."""
+    """Transport of a weight: an hpZ shard of a routed matrix has the neighbours that share it."""
     claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
     hpz = hpz_ranks(transport.hpz, dict(sizes), claimed)
     assert hpz is not None, "neighbours that are whole ranks of an axis"
@@ -171,7 +171,7 @@ def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Trans
 
 
 def is_quantizable(spec: ParamSpec) -> bool:
-    """Whether a weight and its gradient may travel quantized: not norms and biases, which few elements would profit,
+    """Whether a weight and its gradient may be sent quantized: not norms and biases, which few elements would profit,
     nor a router, whose small errors send tokens to other matrices."""
     return (spec.matrix or spec.decay) and "router" not in spec.axes
 

@@ -76,15 +76,15 @@ def partition(spec: ParamSpec, rules: Rules) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def compute_rules(*, shared_ends: bool = False) -> Rules:
+def compute_rules(*, shared_embed_and_head: bool = False) -> Rules:
     """The sharding of weights while they are multiplied: Megatron's tensor parallelism, layers over the pipeline,
     experts over the expert axis.
 
-    With `shared_ends` the pipeline's ranks split the vocabulary among them too.
+    With `shared_embed_and_head` the pipeline's ranks split the vocabulary among them too.
     """
     return Rules(
         layers=("pipe",),
-        vocab=("pipe", "tensor") if shared_ends else ("tensor",),
+        vocab=("pipe", "tensor") if shared_embed_and_head else ("tensor",),
         heads=("tensor",),
         kv_heads=("tensor",),
         mlp=("tensor",),

@@ -112,7 +112,7 @@ class DecoderStages:
     split_backward: bool
     """Whether the gradients of the layers' matrices are computed by a later action."""
     store: type[Sharded]
-    """Where the layers' weights are in a step."""
+    """The store of the layers' weights in a step."""
     gathers_before: int | None
     """The index of the block of a layer before whose products the next mixer's weights must have arrived, if any."""
     objective: Objective
@@ -213,14 +213,14 @@ class DecoderStages:
         attend = self.attend[kind]
 
         def apply(
-            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap | None, zeros: Maxima | None,
-            recorded: dict[str, jax.Array] | None,
+            w: Arrays, x: jax.Array, layer_index: jax.Array, tokens: TokenContext, tap: Tap | None,
+            zeros: Maxima | None, recorded: dict[str, jax.Array] | None,
         ) -> Output:  # fmt: skip
-            context = Context(number, tokens, attend, self.train, recorded=recorded)
+            context = Context(layer_index, tokens, attend, self.train, recorded=recorded)
             return with_weights(prototype, w)(x, context, tap, zeros)
 
-        def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
-            return with_weights(prototype, w).linear(name, x, number, tokens)
+        def linear(w: Arrays, name: str, x: jax.Array, layer_index: jax.Array, tokens: TokenContext) -> Any:
+            return with_weights(prototype, w).linear(name, x, layer_index, tokens)
 
         specs = layer_specs(prototype, self.config)
         matrices = split_backward_weights(prototype.blocks, specs) if self.split_backward else None
@@ -277,7 +277,7 @@ class DecoderStages:
     ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
         """The log-probability of each label, in nats, and 1 where no token is likelier, else 0; without a derivative.
 
-        The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time, and are divided by the
+        The same on all ranks of `vocab_axes`. Logits exist for one of `tiles` tiles at a time, and are divided by the
         temperature.
         """
         head = self.scoring_head(weights, accumulators, x, tiles, temperature)

@@ -77,15 +77,15 @@ class GatheredChunks:
             return emptied, self.source.map_stacks(added, gradients, new)
 
 
-def _chunk(stack: LayerStack, weights: Arrays, place: int) -> Arrays:
+def _chunk(stack: LayerStack, weights: Arrays, index: int) -> Arrays:
     """The rows of a chunk."""
     rows = stack.order.rows_per_chunk
-    return jax.tree.map(lambda a: lax.slice_in_dim(a, place * rows, (place + 1) * rows), weights)
+    return jax.tree.map(lambda a: lax.slice_in_dim(a, index * rows, (index + 1) * rows), weights)
 
 
-def _put(stack: LayerStack, weights: Arrays, new: Arrays, place: int) -> Arrays:
+def _put(stack: LayerStack, weights: Arrays, new: Arrays, index: int) -> Arrays:
     """`weights` with the rows of a chunk replaced."""
-    first = place * stack.order.rows_per_chunk
+    first = index * stack.order.rows_per_chunk
     return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, b, first, 0), weights, new)
 
 

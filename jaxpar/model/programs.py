@@ -69,7 +69,7 @@ def wide_matrices(
         return None
     wide = {block.part.name: _multiplied(block) for block in blocks if block.wide_gradients}
 
-    def of_part(name: str, weights: Nested[ParamSpec], placed: Nested[WeightPlacement]) -> Nested[bool]:
+    def wide_weights(name: str, weights: Nested[ParamSpec], placed: Nested[WeightPlacement]) -> Nested[bool]:
         return {key: key in wide.get(name, ()) and placed[key].transport.gradient is None for key in weights}
 
-    return {name: of_part(name, weights, placed[name]) for name, weights in specs.items()}
+    return {name: wide_weights(name, weights, placed[name]) for name, weights in specs.items()}

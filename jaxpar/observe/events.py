@@ -104,7 +104,7 @@ class StepRecord:
     blocks: dict[str, dict[str, float]] | None = None
     """Block to the values that it reports (`jaxpar.runtime.passes.Report`), each as a mapping in `metrics.jsonl`."""
     features: dict[str, object] | None = None
-    """By name, the values that features with carried state record (`jaxpar.runtime.carried.Carried.record`), and those
+    """Values, by name, that features with carried state record (`jaxpar.runtime.carried.Carried.record`), and those
     that blocks report of single layers."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""

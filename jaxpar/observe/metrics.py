@@ -1,4 +1,4 @@
-"""How the numbers that the blocks of a model report are shown."""
+"""Display of the metrics that the blocks of a model report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS: dict[str, Metric] = {
     "experts.clusters": Metric("Clusters sent per token and layer"),
     "experts.merged": Metric("Buckets of equal hashes that share a cluster, per token and layer"),
 }
-"""By `<block>.<value>`; a value that is not listed is drawn under this name. Other blocks add theirs."""
+"""Labels by `<block>.<value>`; a value that is not listed is drawn under this name. Other blocks add theirs."""
 
 SET = "eval_loss_"
 """Names of metrics that are the loss on a validation set begin with this, and end with its name."""

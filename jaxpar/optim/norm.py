@@ -25,7 +25,7 @@ def squares(
     `tree` has local shards, `layout` their PartitionSpecs, `specs` their ParamSpecs. Each sum is added over exactly the
     axes that split what it sums: over more, copies would count twice; over fewer, shards would be left out. The result
     lies as `squares_layout` says. A weight whose gradient counts tokens has 0. One all-reduce for each distinct
-    set of axes, of 4 bytes a row. `local` gives the local sums of a leaf that is no array, and None of one that is.
+    set of axes, of 4 bytes a row. `local` gives the local sums of a leaf that is not an array, and None of one that is.
     """
     leaves, structure = jax.tree.flatten(tree)
     together: dict[tuple[frozenset[str], frozenset[str]], dict[int, Float[Array, "..."]]] = {}

@@ -24,14 +24,15 @@ from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.optim.arguments import OptimizerArguments
-from jaxpar.optim.average import next_average
-from jaxpar.optim.balance import balance
 from jaxpar.optim.moments import decode, encode
 from jaxpar.optim.rule import Rule, RuleRequest
 
 type OptimizerState = dict[str, PyTree]
 """The arrays that the rules keep, by name: a tree like that of the weights, with None in place of a weight whose rule
 keeps none, in the stored form of `moments.py`. The training step keeps the number of updates."""
+
+ROUNDING = 1e-6
+"""Share of the mean by which float32 sums of layouts may differ: one token in a million moves no router bias."""
 
 AVERAGE = "average"
 """The name in `OptimizerState` of the moving average of the weights in float32; absent without `optimizer.ema`."""
@@ -153,3 +154,33 @@ def rule_of(request: RuleRequest) -> Rule:
     if request.spec.balance_rate is not None:
         return balance(request.spec.balance_rate)
     return implementation(OPTIMIZERS[request.config.name].rule)(request)
+
+
+def next_average(average: PyTree, weights: PyTree, step: Int[Array, ""], decay: Float[Array, ""]) -> PyTree:
+    """The average after an update that gave `weights`; `step` counts the updates before it. Elementwise, in float32.
+
+    `average <- d average + (1 - d) weights` with d = min(decay, (1 + step) / (10 + step)): it starts as the initial
+    weights, and the warm-up of d lets it forget them within some ten updates (as TensorFlow's
+    `ExponentialMovingAverage(num_updates)`), so there is no bias to correct and no count to keep. An average that
+    begins later, in a continued run, starts as the weights of that moment.
+    """
+    t = step.astype(jnp.float32)
+    share = 1.0 - jnp.minimum(decay, (1.0 + t) / (10.0 + t))
+    return jax.tree.map(lambda old, weight: old + share * (weight - old), average, weights)
+
+
+def balance(rate: float) -> Rule:
+    """Rule that balances a router without a loss (arXiv:2408.15664).
+
+    It moves each bias by `rate`: up if its choice got fewer tokens than the mean, down if it got more, and not at all
+    if it got the mean.
+
+    The gradient is the number of tokens of each choice in the batch, [layers, choices], in any unit.
+    """
+
+    def direction(gradient, weight, state, step, arguments):
+        mean = gradient.mean(axis=-1, keepdims=True)
+        excess = gradient - mean
+        return jnp.where(jnp.abs(excess) > ROUNDING * mean, jnp.sign(excess), 0.0), {}
+
+    return Rule({}, direction, "row", rate=lambda arguments: jnp.float32(rate))

@@ -108,7 +108,7 @@ def parse_size(text: str) -> int:
     """Bytes as a user types them: `25165824`, `24MiB`, `1.5g`. Units are powers of 1024; `MB` would be ambiguous.
 
     Raises:
-        ValueError: it is no size; states what was expected.
+        ValueError: it is not a size; states what was expected.
     """
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(?:ib)?|b)?", text.strip().lower(), re.ASCII)
     if not match:

@@ -1,15 +1,15 @@
 """Schedules in CSV files: written by hand or by other tools, and read back.
 
-A line for each rank; its cells, from left to right, are the rank's actions, as in `2F0` (chunk 2, forward, microbatch
-0). Chunks count in the order of the model over all ranks, as in the CSV files of torch.distributed.pipelining. A
-schedule with any W splits the backward. The line of a chunk's actions determines its rank.
+One line per rank. Its cells, from left to right, are the rank's actions, as in `2F0` (chunk 2, forward, microbatch 0).
+Chunks are numbered in model order over all ranks, as in the CSV files of torch.distributed.pipelining. A schedule that
+contains a W splits the backward. All actions of a chunk are in the line of its rank.
 
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
 
-By default the cells of a line are an order: empty cells only align the columns, and the ticks are those of
-`lockstep_ticks`. After a first line `# ticks`, columns are ticks: a cell is empty or has at most one F, one B and one
-W, separated by spaces, and the order of a rank is that of its cells.
+By default the cells of a line only give the order of the rank's actions: empty cells align the columns, and
+`lockstep_ticks` sets the ticks. If the first line is `# ticks`, each column is a tick: a cell is empty or has at most
+one F, one B and one W, separated by spaces.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TICKS = "# ticks"
 
 @dataclass(frozen=True)
 class _Cell:
-    """An action in a file; line and column count from 1."""
+    """An action in a file; line and column are 1-based."""
 
     action: Action
     rank: int
@@ -46,10 +46,10 @@ class _Cell:
 
 
 def read_schedule(path: Path | str) -> Schedule:
-    """The schedule in a CSV file, checked; it is called by the file's name without its ending.
+    """The schedule in a CSV file, checked; its name is the file's name without the suffix.
 
-    Raises ScheduleError, with line and column, for cells that are no actions, for actions that are doubled, missing or
-    on the wrong line, and for what `validate` refuses; OSError where the file cannot be read.
+    Raises ScheduleError, with line and column, for cells that are not actions, for actions that are repeated, missing
+    or on the wrong line, and for a schedule that `validate` rejects; OSError if the file cannot be read.
     """
     path = Path(path)
     return parse_schedule(path.read_text(encoding="utf-8-sig"), name=path.stem)
@@ -58,7 +58,8 @@ def read_schedule(path: Path | str) -> Schedule:
 def parse_schedule(text: str, name: str) -> Schedule:
     """The schedule in the text of a CSV file, checked (see `read_schedule`)."""
     lines = text.splitlines()
-    rows = [(at, row) for at, row in enumerate(csv.reader(lines), start=1) if any(row) and not row[0].startswith("#")]
+    numbered = enumerate(csv.reader(lines), start=1)
+    rows = [(line, row) for line, row in numbered if any(row) and not row[0].startswith("#")]
     cells = list(_cells(rows, name))
     if not cells:
         raise ScheduleError(f"{name}: there are no actions, expected a line of them for each rank")
@@ -93,17 +94,17 @@ def format_schedule(schedule: Schedule, columns: Literal["orders", "ticks"] = "o
 
 def _cells(rows: Sequence[tuple[int, list[str]]], name: str) -> Iterator[_Cell]:
     for rank, (line, row) in enumerate(rows):
-        for column, words in enumerate(row, start=1):
-            for word in words.split():
+        for column, cell in enumerate(row, start=1):
+            for text in cell.split():
                 try:
-                    action = parse_action(word)
+                    action = parse_action(text)
                 except ScheduleError as error:
                     raise ScheduleError(f"{name}, line {line}, column {column}: {error}") from None
                 yield _Cell(action, rank, line, column)
 
 
 def _placement(cells: Sequence[_Cell], ranks: int, name: str) -> tuple[int, ...]:
-    """The rank of each chunk: that of its line."""
+    """Rank of each chunk, by the line of its actions."""
     first: dict[int, _Cell] = {}
     for cell in cells:
         other = first.setdefault(cell.action.chunk, cell)
@@ -113,18 +114,18 @@ def _placement(cells: Sequence[_Cell], ranks: int, name: str) -> tuple[int, ...]
     chunks = 1 + max(first)
     for chunk in range(chunks):
         if chunk not in first:
-            raise ScheduleError(f"{name}: there is no action of chunk {chunk}, and yet there is {first[chunks - 1]}")
+            raise ScheduleError(f"{name}: chunk {chunk} has no action, but a later chunk has {first[chunks - 1]}")
     if chunks % ranks:
         raise ScheduleError(f"{name}: {chunks} chunks cannot be shared evenly by {ranks} ranks, one for each line")
     return tuple(first[chunk].rank for chunk in range(chunks))
 
 
 def _check_once(schedule: Schedule, cells: Sequence[_Cell], lines: Sequence[int]) -> None:
-    """Raises ScheduleError for actions that are doubled or missing, by line and column of the file."""
+    """Raise ScheduleError for repeated or missing actions, by line and column of the file."""
     seen: dict[Action, _Cell] = {}
     for cell in cells:
         if cell.action in seen:
-            sentence = f"{schedule.name}: {cell} stands there already in column {seen[cell.action].column}"
+            sentence = f"{schedule.name}: {cell} is already in column {seen[cell.action].column}"
             raise ScheduleError(f"{sentence}\n{_marked(cells, schedule.ranks, cell)}")
         seen[cell.action] = cell
     for microbatch in range(schedule.microbatches):
@@ -137,10 +138,10 @@ def _check_once(schedule: Schedule, cells: Sequence[_Cell], lines: Sequence[int]
 
 
 def _marked(cells: Sequence[_Cell], ranks: int, fault: _Cell | int) -> str:
-    """Format the actions as a grid of orders, with a marked cell or end of a rank's line."""
-    of_rank = [[cell for cell in cells if cell.rank == rank] for rank in range(ranks)]
-    rows = [[str(cell.action) for cell in row] for row in of_rank]
-    mark = (fault, len(rows[fault])) if isinstance(fault, int) else (fault.rank, of_rank[fault.rank].index(fault))
+    """Format the actions as a grid of orders, with `fault` marked: a cell, or the end of a rank's line."""
+    by_rank = [[cell for cell in cells if cell.rank == rank] for rank in range(ranks)]
+    rows = [[str(cell.action) for cell in row] for row in by_rank]
+    mark = (fault, len(rows[fault])) if isinstance(fault, int) else (fault.rank, by_rank[fault.rank].index(fault))
     return grid(rows, mark=mark)
 
 

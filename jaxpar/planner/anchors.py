@@ -49,36 +49,36 @@ def read_anchors(
 
 def _error(folder: Path, cluster: Cluster, hardware: HardwareModel | None) -> float:
     """Logarithm of measured over predicted seconds of a run."""
-    place = f"--measured {named(folder)}"
+    option = f"--measured {named(folder)}"
     if not folder.is_dir():
-        raise UserError(f"{place}: expected the folder of a run, as in runs/a")
-    seconds, on = _steady_step(folder, place), _cluster(folder, cluster, place)
+        raise UserError(f"{option}: expected the folder of a run, as in runs/a")
+    seconds, on = _steady_step(folder, option), _cluster(folder, cluster, option)
     file = plan_file.read(folder / "plan.json")
     search = search_of(file.config, on, hardware=hardware)
     return log(seconds / search.timer.step(layout_of(file.config, file.plan, search)).seconds)
 
 
-def _steady_step(folder: Path, place: str) -> float:
+def _steady_step(folder: Path, option: str) -> float:
     try:
         summary = read_summary(folder / SUMMARY_FILE)
     except OSError:
         summary = None
     if summary is None or not summary["steady_step_seconds"]:
-        raise UserError(f"{place}: {SUMMARY_FILE} has no time of a step; expected two steps or more")
+        raise UserError(f"{option}: {SUMMARY_FILE} has no time of a step; expected two steps or more")
     return summary["steady_step_seconds"]
 
 
-def _cluster(folder: Path, cluster: Cluster, place: str) -> Cluster:
+def _cluster(folder: Path, cluster: Cluster, option: str) -> Cluster:
     """The devices of a run, linked as those of `cluster` are."""
     try:
         devices = json.loads(read_text_file(folder / ENVIRONMENT_FILE, LONGEST_WRITTEN))["devices"]
         platform, kind, count, each = (devices[name] for name in ("platform", "kind", "count", "per_host"))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{place}: {ENVIRONMENT_FILE} does not name the devices of a run ({error!r})") from None
+        raise UserError(f"{option}: {ENVIRONMENT_FILE} does not name the devices of a run ({error!r})") from None
     gpu = gpu_of(str(kind))
     short = CPU if platform == "cpu" else None if gpu is None else gpu.short
     group = next((one for one in cluster.groups if one.gpu.short == short), None)
     if group is None:
-        raise UserError(f"{place}: measured on {kind}, and {cluster.name} has {cluster.gpu.name}; expected the same")
+        raise UserError(f"{option}: measured on {kind}, and {cluster.name} has {cluster.gpu.name}; expected the same")
     hosts = count // each
     return replace(cluster, name=f"{short}:{hosts}x{each}", gpus_per_host=each, groups=(replace(group, hosts=hosts),))

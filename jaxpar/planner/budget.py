@@ -135,8 +135,8 @@ class Budget:
         costs, without = self._costs(config, cluster, numbers)
         best = optimal(FLOPS * parameter_count(config.model, padded=False) * self.tokens)
         if self.json:
-            found = {"costs": [asdict(one) for one in costs], "compute_optimal": best, "without_layout": without}
-            print(json_text(found, indent=2))
+            report = {"costs": [asdict(one) for one in costs], "compute_optimal": best, "without_layout": without}
+            print(json_text(report, indent=2))
             return
         self._print(config.run.name, costs, best, without, screen())
 

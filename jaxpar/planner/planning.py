@@ -179,10 +179,10 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
         if why is not None:
             raise why
         return search, plans, None
-    found = other.best(number)
+    best_plans = other.best(number)
     all_hosts = f"all take {seconds(best)} a step" if plans else f"on all of them, {why}"
     idle = cluster.hosts - other.cluster.hosts
-    return other, found, f"{idle} of {cluster.hosts} hosts are left idle: {all_hosts}"
+    return other, best_plans, f"{idle} of {cluster.hosts} hosts are left idle: {all_hosts}"
 
 
 def planned_config(config: Config) -> Config:

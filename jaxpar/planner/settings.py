@@ -13,7 +13,7 @@ from jaxpar.config.schema import MemoryConfig, ParallelConfig
 from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.cost.layout import Layout, Remat, RematRuns
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.memory.remat import BASE, LAYERS, TREATMENTS, Treatment, layer_runs, nearest_preset
+from jaxpar.memory.remat import LAYERS, PRESET, TREATMENTS, Treatment, layer_runs, nearest_preset
 from jaxpar.planner.machine import CPU, is_cpu
 
 ONE_STAGE = "one-stage"
@@ -45,7 +45,7 @@ def config_of(config: Config, layout: Layout) -> Config:
         schedule=layout.schedule if pipelined else "auto",
         virtual_stages=layout.virtual_stages if pipelined else None,
         stage_layers=layout.stage_layers if pipelined else None,
-        pipe_ends="shared" if layout.shared_ends else "last",
+        pipe_ends="shared" if layout.shared_embed_and_head else "last",
         context_strategy=layout.context_strategy if layout.context > 1 else "auto",  # pyright: ignore
     )
     return replace(config, parallel=parallel, memory=_memory_of(config.memory, layout))
@@ -67,7 +67,7 @@ def written(remat: Sequence[tuple[int, Sequence[tuple[str, str]]]]) -> dict[str,
     for layers, treatments in remat:
         base, changed = nearest_preset(dict(treatments))
         last = first + layers - 1
-        entries.append({LAYERS: f"{first}-{last}" if layers > 1 else str(first), BASE: base, **changed})
+        entries.append({LAYERS: f"{first}-{last}" if layers > 1 else str(first), PRESET: base, **changed})
         first = last + 1
     if len(entries) > 1:
         return tuple(entries)
@@ -78,7 +78,7 @@ def runs_of(remat: Remat, layers: int, names: Sequence[str]) -> Runs:
     """Remat of the layers of a chunk, by the names of a model's activations."""
     if isinstance(remat, str):
         return layer_runs(remat, names, layers)
-    return tuple(LayerRun(number, of_all_names(dict(treatments), names)) for number, treatments in remat)
+    return tuple(LayerRun(layers, of_all_names(dict(treatments), names)) for layers, treatments in remat)
 
 
 def of_all_names(treatments: Mapping[str, str], names: Sequence[str]) -> dict[str, Treatment]:

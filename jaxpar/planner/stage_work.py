@@ -70,7 +70,7 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
     numbers: dict[str, int | Fraction] = {
         name: Fraction(round(1e6 * duration), 1000) for name, duration in times.items()
     }
-    numbers |= {name: layout.virtual_stages * number for name, number in bytes_kept.items()} | {"sent": sizes.sent}
+    numbers |= {name: layout.virtual_stages * size for name, size in bytes_kept.items()} | {"sent": sizes.sent}
     by_chunk = [chunk.forward.seconds + chunk.backward.seconds for chunk in chunks]
     of_ranks = [0.0] * layout.pipe
     for rank, seconds in zip(ranks_of(layout), by_chunk, strict=True):
@@ -83,8 +83,8 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
 
 def _relative(seconds: Sequence[float]) -> tuple[Fraction, ...] | None:
     """Relative to their mean, to four digits; None where all are alike."""
-    found = tuple(Fraction(round(1e4 * one / fmean(seconds)), 10**4) for one in seconds)
-    return None if len(set(found)) == 1 else found
+    shares = tuple(Fraction(round(1e4 * one / fmean(seconds)), 10**4) for one in seconds)
+    return None if len(set(shares)) == 1 else shares
 
 
 def layout_of(config: Config, plan: Plan, search: Search) -> Layout:

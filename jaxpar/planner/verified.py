@@ -64,7 +64,7 @@ class Verified:
     def seconds_by_class(self) -> dict[str, tuple[float, float]]:
         """(predicted, compiled) by class."""
         before, after = (one.candidate.time.program.seconds_by_kind for one in (self.predicted, self.planned))
-        of = lambda kinds, found: sum(found.get(kind, 0.0) for kind in kinds)
+        of = lambda kinds, by_kind: sum(by_kind.get(kind, 0.0) for kind in kinds)
         return {name: (of(kinds, before), of(kinds, after)) for name, kinds in CLASSES.items()}
 
     @property
@@ -82,11 +82,11 @@ class Verified:
         of_step = f"{percent(abs(after - before), before)} {way(after < before)} than the predicted {seconds(before)}"
         if not apart:
             return f"agrees by class: the program takes {seconds(after)}, {of_step}"
-        found = ", ".join(
+        differences = ", ".join(
             f"{name} {seconds(abs(share) * after)} {way(share > 0)}"
             for name, share in sorted(apart.items(), key=lambda item: -abs(item[1]))
         )
-        return f"does not agree: the program takes {seconds(after)}, {of_step}: {found}"
+        return f"does not agree: the program takes {seconds(after)}, {of_step}: {differences}"
 
     def to_dict(self) -> dict[str, object]:
         """The verdict as JSON values, stored beside the plan."""
@@ -136,8 +136,8 @@ def verify(
         UserError: there is no compiler for the devices, or it failed.
     """
     results = []
-    for place, planned in enumerate(plans, 1):
-        report_progress(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
+    for index, planned in enumerate(plans, 1):
+        report_progress(f"Compiling {index} of {len(plans)}: {words.axes(planned.candidate.layout)}")
         compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
         results.append(judged(planned, report.allocated_bytes, report.fits, report.all_seconds_by_kind, report.notes))

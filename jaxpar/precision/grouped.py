@@ -181,7 +181,7 @@ def _transposed(quantized: QuantizedTensor) -> QuantizedTensor:
 
 
 class Places(NamedTuple):
-    """Where rows of experts are, each expert's in full tiles."""
+    """Offsets of the experts' rows, each expert's in full tiles."""
 
     row: Int[Array, " places"]
     """The row at each place; -1 is none."""

@@ -38,7 +38,7 @@ def is_gradient(tensor: str) -> bool:
 
 def scales_of(history: History, tensors: Sequence[str], recipe: Recipe, tokens: int) -> Float[Array, "layers tensors"]:
     """The scales of a step. Where nothing has been seen they are 1, and of gradients about 1 / `tokens`, because the
-    gradient of a mean over so many tokens has that magnitude."""
+    gradient of a mean over these tokens has that magnitude."""
     largest = history.max(axis=0)
     gradients = np.array([is_gradient(name) for name in tensors])
     first = np.where(gradients, 2.0 ** -round(math.log2(tokens)), 1.0).astype(np.float32)
@@ -60,7 +60,7 @@ class QuantizedMatmuls(Carried[History | None]):
     """Quantized matmuls whose scales come from the tensors themselves: they hand nothing on."""
 
     quantize: Callable[..., StepWeights] | None
-    """`coded_weights` of a layout, but for the weights and the scales; None where matrices are quantized with each
+    """`quantized_weights` of a layout, but for the weights and the scales; None where matrices are quantized with each
     use."""
     name = "matmuls"
     title = "quantized matmuls"
@@ -126,8 +126,8 @@ class ScaleHistory(QuantizedMatmuls):
         return MatmulStatistics(outcome.observed, self.scales(state))
 
     def record(self, metrics: MatmulStatistics) -> dict[str, object]:
-        """By tensor `matmul_magnitudes` and `matmul_scales` of each layer, and by layer `matmul_reach`: the largest
-        magnitude as a share of the largest number that its codes reach; above 1, it was cut off."""
+        """Metrics `matmul_magnitudes` and `matmul_scales` by tensor of each layer, and `matmul_reach` by layer: the
+        largest magnitude as a share of the largest number that its codes reach; above 1, it was cut off."""
         magnitudes, scales = (np.asarray(one, np.float64) for one in metrics)
         if not np.isfinite(magnitudes).all():
             return {}

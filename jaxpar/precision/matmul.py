@@ -60,7 +60,7 @@ NONE_KNOWN = Scales()
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GroupScaling:
-    """How the products of one group of a layer's matmuls are scaled."""
+    """Scales of one group of a layer's matmuls."""
 
     recipe: Recipe = field(metadata={"static": True})
     exact: Bool[Array, ""] | None = None
@@ -68,7 +68,7 @@ class GroupScaling:
     scales: Scales = NONE_KNOWN
     zeros: Maxima | None = None
     """Zeros, whose cotangent is the amax of each tensor on this rank; None if no amax is recorded."""
-    coded: bool = field(default=False, metadata={"static": True})
+    weights_quantized: bool = field(default=False, metadata={"static": True})
     """Whether the matrices are quantized already; then they are not quantized here, and their amax is not recorded."""
 
     def quantized(self, x: jax.Array, scale: jax.Array | None, form: str, *, by_row: bool = False) -> QuantizedTensor:
@@ -81,11 +81,11 @@ class GroupScaling:
     def matrix(self, w: jax.Array, n: int, *, by_input: bool) -> QuantizedTensor:
         """Matrix `n` of the group, [..., inputs, outputs], quantized: in square tiles, or in tiles along its inputs or
         its outputs."""
-        if self.recipe.tiles is not None and not self.coded:
+        if self.recipe.tiles is not None and not self.weights_quantized:
             return quantize_tiles(w, self.recipe.tiles.weight_tile(by_input), E4M3)
         assert self.scales.weights is not None, "a matrix has a scale"
         scale = self.scales.weights[n]
-        return QuantizedTensor(w.astype(E4M3) if self.coded else quantize(w, scale, E4M3), scale)
+        return QuantizedTensor(w.astype(E4M3) if self.weights_quantized else quantize(w, scale, E4M3), scale)
 
 
 type GroupSizes = PyTree[Int[Array, " groups"]]
@@ -93,7 +93,7 @@ type GroupSizes = PyTree[Int[Array, " groups"]]
 
 
 class Form(Protocol):
-    """How the products of a group are computed. A static argument."""
+    """Static arguments of a group's matmuls."""
 
     def outputs(
         self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Int[Array, " groups"] | None
@@ -166,7 +166,7 @@ def _backward(form: Form, saved: tuple[PyTree, ...], cotangents: tuple[Cotangent
         known = scaling
 
     def quantized() -> tuple[PyTree, ...]:
-        amax = _amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded, sizes=sizes)
+        amax = _amax_of_group(x, weights, dys, scaling.zeros, weights_quantized=scaling.weights_quantized, sizes=sizes)
         return *form.gradients(perturbed, x, weights, known, dys, sizes), amax
 
     def exactly() -> tuple[PyTree, ...]:
@@ -188,7 +188,7 @@ def _amax_of_group(
     dys: Sequence[jax.Array],
     zeros: Maxima | None,
     *,
-    coded: bool,
+    weights_quantized: bool,
     sizes: Int[Array, " groups"] | None = None,
 ) -> Maxima | None:
     """The magnitudes of a group's input, weights and gradients of outputs on this rank, as a cotangent of `zeros`.
@@ -198,7 +198,7 @@ def _amax_of_group(
         weights: the matrices.
         dys: the gradients of the outputs.
         zeros: of the group; None where nothing observes it.
-        coded: whether the weights are quantized values, whose amax is known: 0 is reported here.
+        weights_quantized: whether the weights are quantized values, whose amax is known: 0 is reported here.
         sizes: rows of each group, where `x` and `dys` are rows of several; rows behind these are not read.
     """
     if zeros is None:
@@ -206,6 +206,6 @@ def _amax_of_group(
     if sizes is not None:
         valid = (jnp.arange(len(x)) < sizes.sum())[:, None]
         x, *dys = (jnp.where(valid, rows, 0) for rows in (x, *dys))
-    weight_amax = [jnp.float32(0) if coded else largest_of(w) for w in weights]
+    weight_amax = [jnp.float32(0) if weights_quantized else largest_of(w) for w in weights]
     tensors = vary_alike((largest_of(x), *weight_amax, *map(largest_of, dys)))
     return vary(jnp.stack(tensors), varying_axes(zeros))

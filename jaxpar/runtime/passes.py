@@ -24,9 +24,9 @@ type Stream = Float[Array, "batch part embed"]
 """The residual stream: a chunk's input or output."""
 
 type Report = Mapping[str, Float[Array, ""]]
-"""By name: this rank's part of a sum over the tokens of a microbatch that do not pad a row, whatever the loss mask. The
-step adds it up over layers, microbatches and all ranks, and divides by the number of these tokens in the batch. A value
-that tensor ranks have in common is reported in shares, or it is added once per rank.
+"""Named values: this rank's part of a sum over the tokens of a microbatch that do not pad a row, whatever the loss
+mask. The step adds it up over layers, microbatches and all ranks, and divides by the number of these tokens in the
+batch. A value that tensor ranks have in common is reported in shares, or it is added once per rank.
 
 A name `<block>.<value>` is of a block that also reports `<block>.tokens`, the number of these tokens: a run records the
 mean over tokens and layers. `<block>.<value>.<layer>` is of one layer of the model, and 0 in the others."""
@@ -43,7 +43,7 @@ type Output = tuple[jax.Array, Report]
 
 
 class Saved(NamedTuple):
-    """Where a pass saves what its backward needs."""
+    """Storage of what a pass saves for its backward."""
 
     stashes: Mapping[tuple[str, int], PyTree]
     """Buffers of rows that keep the same, by kind of layers and the first of these rows."""
@@ -61,7 +61,7 @@ class Cotangents(NamedTuple):
 
 
 class Accumulator(NamedTuple):
-    """Where the gradients of a chunk's weights accumulate, in gradient placement."""
+    """Accumulator of the gradients of a chunk's weights, in gradient placement."""
 
     chunk: Chunk
     valid: Valid = True
@@ -69,7 +69,7 @@ class Accumulator(NamedTuple):
     fresh: Valid = False
     """Whether nothing has accumulated yet: gradients in host memory are then uninitialised."""
     taps_slot: Index = 0
-    """Where a split backward leaves what the gradients of matrices are computed from."""
+    """Values that a split backward saves for the gradients of matrices."""
 
 
 class Side(NamedTuple):
@@ -89,7 +89,7 @@ type Stack = PyTree
 
 
 class WeightStore(Protocol):
-    """Where the weights of one kind of layers come from in a pass, and where their gradients go.
+    """Source of the weights of one kind of layers in a pass, and destination of their gradients.
 
     All functions are traced inside the step's map. `row` is an index in the stacks.
     """

@@ -1,1 +1,1 @@
-"""Where the weights of layers come from in a step and where their gradients go: a file for each way."""
+"""Stores: sources of the layers' weights in a step, and destinations of their gradients."""

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxpar.memory.buffers import entry_at, put
-from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import gather, is_code, to_accumulators
 from jaxpar.mesh.parameters import Arrays, Nested, merge, subtree_like
 from jaxpar.mesh.placements import Placements, WeightPlacement, added_dim
+from jaxpar.mesh.quantized_stack import is_quantized_stack
 from jaxpar.runtime.passes import Accumulator, Stack
 
 
@@ -63,8 +63,8 @@ class Sharded:
 
     def _stored(self, weights: Stack, row: Index, like: int) -> Arrays:
         """The weights of a row in storage placement; `like` as in `fetch`."""
-        one = lambda leaf: leaf.row(row, leaf.coded[like]) if is_coded_stack(leaf) else entry_at(leaf, row)
-        return jax.tree.map(one, weights, is_leaf=is_coded_stack)
+        one = lambda leaf: leaf.row(row, leaf.is_quantized[like]) if is_quantized_stack(leaf) else entry_at(leaf, row)
+        return jax.tree.map(one, weights, is_leaf=is_quantized_stack)
 
     def _accumulated(self, new: Arrays) -> Arrays:
         """Gradients of weights of one layer from compute to gradient placement."""

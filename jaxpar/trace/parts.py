@@ -85,10 +85,10 @@ class Run:
         self.spans: list[Span] = []
         self._by_kind: dict[str, float] | None = None
 
-    def times(self, number: float) -> Run:
-        """So many times the same."""
-        run = Run(number * self.seconds, number * self.compute)
-        run.inner.append((self, number))
+    def times(self, count: float) -> Run:
+        """This run `count` times in a row."""
+        run = Run(count * self.seconds, count * self.compute)
+        run.inner.append((self, count))
         return run
 
     @property

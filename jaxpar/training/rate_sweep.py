@@ -21,7 +21,7 @@ FEWEST_STEPS = 20
 FIRST = 5
 """Losses whose mean is the starting loss; a sweep whose last ones are well above it has diverged."""
 ROSE = 0.05
-"""By how much above: while the rate is too low to matter, losses are as often above the start as below it."""
+"""Margin above the start: while the rate is too low to matter, losses are as often above the start as below it."""
 SMOOTHING = 1 / 40
 """Standard deviation of the smoothing, as a share of the sweep's steps."""
 FELL = 0.02
@@ -36,7 +36,7 @@ class Suggestion:
     """A learning rate, and why."""
 
     rate: float
-    """Where the loss fell fastest per factor in the rate."""
+    """The rate at which the loss fell fastest per factor in the rate."""
     lowest: float
     """Rate at which the loss was lowest."""
     settings: dict[str, float]

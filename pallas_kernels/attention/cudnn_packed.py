@@ -1,13 +1,13 @@
-"""cuDNN's attention over packed documents, which it takes by their lengths and offsets, from Hopper on.
+"""cuDNN's attention over packed documents, given by their lengths and offsets, on Hopper and later.
 
-JAX has this layout in a private function alone, `jax._src.cudnn.fused_attention_stablehlo` (the test of this module
-states what it relies on). A call has room for a number of documents of each row (`Room`): XLA gives cuDNN scratch
-memory for the gradient of that many rows of queries, in float32, though the documents together are one row. Rows with
-more documents take as many calls as they need, so that any packing is computed exactly. Where a backward call of all
-rows and heads has room for too few, it is of some of the rows, or of some of the heads of one row.
+JAX has this layout only in a private function, `jax._src.cudnn.fused_attention_stablehlo` (the test of this module
+states what it relies on). A call attends a limited number of documents of each row (`Room`), because XLA allocates
+scratch memory per document: a float32 gradient of a full row of queries. Rows with more documents take more calls, so
+any packing is computed exactly. If scratch memory allows too few documents for all rows and heads, a backward call
+covers some of the rows, or some of the heads of one row.
 
-The log-sum-exp comes back by document; what is kept for the backward is that of each token, as of any attention. It is
-not given out, because cuDNN's backward has no derivative through it.
+cuDNN returns the log-sum-exp per document; it is saved per token for the backward pass, as in the other kernels. It is
+not an output, because cuDNN's backward pass has no derivative through it.
 """
 
 from __future__ import annotations
@@ -31,52 +31,52 @@ from pallas_kernels.vjp_parts import custom_vjp
 
 MODULE = "jax._src.cudnn.fused_attention_stablehlo"
 CALLS = "calls_of_packed_attention"
-"""The scope of the loop whose iterations only the documents decide."""
+"""Scope of the loop whose number of iterations depends on the documents."""
 
 
 def refusal(request: Request) -> str | None:
-    """Why the packed layout does not compute what is asked for; None if it does, or if that depends on the device."""
+    """The reason why the packed layout does not support the request; None if it does, or if the device decides."""
     if (request.compute_capability or 0.0) < 9.0:
         return f"its packed layout needs compute capability 9.0 (Hopper), and the GPU has {request.compute_capability}"
     if not request.runs:
         return "its packed layout takes documents whose tokens are neighbours, which is not known of this request"
     if not request.mask.causal:
-        return "its packed layout is used for causal masks alone"
+        return "its packed layout supports causal masks only"
     if request.elements > 2**31 - 1:
         return f"its packed layout has 32-bit offsets, and an array has {request.elements:,} elements"
     room = Room.of(Shape.of(request))
     if (documents := min(room.forward, room.backward)) < FEWEST:
         return (
-            f"its packed layout takes scratch memory for each document of a call, and {SCRATCH >> 30} GiB are enough "
-            f"for {documents} of one row and KV head, fewer than {FEWEST}"
+            f"its packed layout needs scratch memory for each document of a call: {SCRATCH >> 30} GiB are enough for "
+            f"{documents} documents of one row and KV head, and it needs {FEWEST}"
         )
     return missing()
 
 
 def missing() -> str | None:
-    """The first function that this version of jax lacks, in a clause; None if all are there."""
+    """A clause that names the first function missing in this version of jax; None if all exist."""
     try:
-        inside = import_module(MODULE)
+        module = import_module(MODULE)
     except ImportError:
         return f"this jax has no {MODULE}"
     needed = ("dot_product_attention", "MaskType", "AttentionLayout", "_dot_product_attention_bwd_rule")
-    absent = [name for name in needed if not hasattr(inside, name)]
+    absent = [name for name in needed if not hasattr(module, name)]
     return f"{MODULE} of this jax has no {absent[0]}" if absent else None
 
 
 class Documents(NamedTuple):
-    """The documents of rows: neighbouring tokens of one segment. Padding is a document too."""
+    """Documents of each row: runs of consecutive tokens with one segment id. Padding is a document too."""
 
     index: Int[Array, "batch seq"]
-    """Index in its row of each token's document."""
+    """Index of each token's document in its row."""
     start: Int[Array, "batch seq"]
     """Position of the first token of each token's document."""
 
     @classmethod
     def of(cls, segments: Int[Array, "batch seq"]) -> Documents:
         first = jnp.pad(segments[:, 1:] != segments[:, :-1], [(0, 0), (1, 0)], constant_values=True)
-        places = lax.broadcasted_iota(jnp.int32, segments.shape, 1)
-        start = lax.cummax(jnp.where(first, places, 0), axis=1)
+        positions = lax.broadcasted_iota(jnp.int32, segments.shape, 1)
+        start = lax.cummax(jnp.where(first, positions, 0), axis=1)
         return cls(jnp.cumsum(first, 1, dtype=jnp.int32) - 1, start)
 
     def part(self, step: Any, room: int) -> Part:
@@ -85,27 +85,29 @@ class Documents(NamedTuple):
         index = self.index - step * room
         inside = (index >= 0) & (index < room)
         row = jnp.arange(batch)[:, None]
-        at = row, jnp.where(inside, index, room)
-        lengths = jnp.zeros((batch, room + 1), jnp.int32).at[at].add(1)[:, :room]
-        starts = jnp.full((batch, room + 1), -1, jnp.int32).at[at].max(self.start).at[:, room].set(-1)
-        there = lengths > 0
-        before = jnp.cumsum(there.sum(1, dtype=jnp.int32)) - there.sum(1, dtype=jnp.int32)
-        places = lax.broadcasted_iota(jnp.int32, (batch, length), 1) - self.start
+        target = row, jnp.where(inside, index, room)
+        lengths = jnp.zeros((batch, room + 1), jnp.int32).at[target].add(1)[:, :room]
+        starts = jnp.full((batch, room + 1), -1, jnp.int32).at[target].max(self.start).at[:, room].set(-1)
+        present = lengths > 0
+        count = present.sum(1, dtype=jnp.int32)
+        first = jnp.cumsum(count) - count
+        positions = lax.broadcasted_iota(jnp.int32, (batch, length), 1) - self.start
         return Part(
-            jnp.where(there, lengths, -1), starts, inside, jnp.where(inside, before[:, None] + index, 0), places
+            jnp.where(present, lengths, -1), starts, inside, jnp.where(inside, first[:, None] + index, 0), positions
         )
 
 
 class Part(NamedTuple):
-    """The documents of one call, as jax's function takes them."""
+    """The documents of one call, in the form of the arguments of jax's function."""
 
     lengths: Int[Array, "batch room"]
     """Length of each document; -1 after the last one of a row."""
-    offsets: Int[Array, "batch room_and_one"]
+    offsets: Int[Array, "batch documents+1"]
+    """Position of the first token of each document; -1 after the last one of a row."""
     inside: Bool[Array, "batch seq"]
     """The tokens that the call attends."""
     document: Int[Array, "batch seq"]
-    """Index among the documents of all rows, for each token of `inside`."""
+    """Index of each token's document among the documents of all rows; 0 outside `inside`."""
     position: Int[Array, "batch seq"]
     """Position of each token in its document."""
 
@@ -131,9 +133,8 @@ def attend(
 ) -> Float[Array, "batch seq heads value_width"]:
     """Causal attention within documents; padding (segment 0) has output 0.
 
-    The tokens of a document are neighbours: a segment that comes back behind another one is another document. `room`
-    is `Room.of` the shape where none is given, and of at least 2 documents: a single one would be a row that is not
-    packed.
+    The tokens of a document are consecutive: a segment id that appears again later is another document. `room` is by
+    default `Room.of` the shape, and at least 2 documents: with a single one cuDNN treats the row as not packed.
     """
     room = Room.of(_shape(q, k)) if room is None else room
     return _attend(Static(scale, window, room), *vary_alike((q, k, v, segments.astype(jnp.int32))))
@@ -151,13 +152,13 @@ def _attend(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments: 
 
 def _forward(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> tuple[jax.Array, tuple]:
     documents = Documents.of(segments)
-    inside, options = _inside(static)
-    wide = widened(v, q)
+    module, options = _module_and_options(static)
+    padded_v = widened(v, q)
 
     def call(part: Part, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        seen = {"q_seqlen": part.lengths, "kv_seqlen": part.lengths}
-        seen |= {"q_offsets": part.offsets, "kv_offsets": part.offsets}
-        out, statistics = inside.dot_product_attention(q, k, wide, **seen, **options, return_residual=True)
+        ranges = {"q_seqlen": part.lengths, "kv_seqlen": part.lengths}
+        ranges |= {"q_offsets": part.offsets, "kv_offsets": part.offsets}
+        out, statistics = module.dot_product_attention(q, k, padded_v, **ranges, **options, return_residual=True)
         lse = statistics[part.document, :, part.position]
         return _merged(part, carry, (out, lse))
 
@@ -180,7 +181,7 @@ def _backward(static: Static, residuals: tuple, d_out: jax.Array) -> tuple:
 
 
 class Arguments(NamedTuple):
-    """Arrays of the backward, all of one width."""
+    """Arrays of the backward pass, all with the head width of the queries."""
 
     q: Float[Array, "batch seq heads width"]
     k: Float[Array, "batch seq kv_heads width"]
@@ -192,7 +193,7 @@ class Arguments(NamedTuple):
 
 
 def _by_parts(static: Static, shape: Shape, arrays: Arguments) -> tuple[jax.Array, ...]:
-    """Gradients of all rows and heads, one part after the other, so that there is scratch memory of one."""
+    """Gradients of all rows and heads, one part after the other, so that scratch memory is that of one part."""
     part, (rows, heads) = static.room.part(shape), static.room.parts(shape)
     axes = varying_axes(arrays.q)
 
@@ -218,18 +219,18 @@ def _gradients(static: Static, arrays: Arguments) -> tuple[jax.Array, ...]:
     """Gradients of queries, keys and values of one part."""
     q, k, v, segments, out, lse, d_out = arrays
     documents, room = Documents.of(segments), static.room.backward
-    inside, options = _inside(static)
-    layout, nothing = inside.AttentionLayout.BTNH.value, jnp.zeros(0, q.dtype)
-    backward = inside._dot_product_attention_bwd_rule
+    module, options = _module_and_options(static)
+    layout, empty = module.AttentionLayout.BTNH.value, jnp.zeros(0, q.dtype)
+    backward = module._dot_product_attention_bwd_rule
     modified = "score_mod" in signature(backward).parameters  # jax 0.12: a function of the scores, and its arguments
 
     def call(part: Part, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         shape = (q.shape[0] * room, q.shape[2], q.shape[1])
-        outside = jnp.where(part.inside, part.document, shape[0])  # dropped
+        target = jnp.where(part.inside, part.document, shape[0])  # an index out of range is dropped
         statistics = vary_over(jnp.zeros(shape, jnp.float32), varying_axes(q))
-        statistics = statistics.at[outside, :, part.position].set(lse, mode="drop")
-        of_documents = part.lengths, part.lengths, part.offsets, part.offsets
-        residuals = (q, k, v, nothing, *of_documents, nothing, nothing, *(((),) if modified else ()), statistics, out)
+        statistics = statistics.at[target, :, part.position].set(lse, mode="drop")
+        ranges = part.lengths, part.lengths, part.offsets, part.offsets
+        residuals = (q, k, v, empty, *ranges, empty, empty, *(((),) if modified else ()), statistics, out)
         gradients = backward(
             options["scale"], 42, 0.0, (False, False), options["mask_type"], layout, options["sliding_window_length"],
             *((None, None) if modified else (True,)), False, residuals, d_out,
@@ -244,24 +245,24 @@ _attend.defvjp(_forward, _backward)
 
 
 def widened(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x` with zeros behind its last dimension, up to that of `like`."""
+    """`x` with its last dimension zero-padded to that of `like`."""
     missing = like.shape[-1] - x.shape[-1]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
 def narrowed(x: jax.Array, like: jax.Array) -> jax.Array:
-    """The first of the last dimension of `x`, as many as `like` has."""
+    """`x` with its last dimension cut to that of `like`."""
     return x[..., : like.shape[-1]]
 
 
-def _inside(static: Static) -> tuple[Any, dict[str, Any]]:
+def _module_and_options(static: Static) -> tuple[Any, dict[str, Any]]:
     """jax's module, and the options that all calls share."""
-    inside: Any = import_module(MODULE)
-    options = {"scale": static.scale, "mask_type": inside.MaskType.PADDING_CAUSAL}
-    return inside, options | {"sliding_window_length": static.window}
+    module: Any = import_module(MODULE)
+    options = {"scale": static.scale, "mask_type": module.MaskType.PADDING_CAUSAL}
+    return module, options | {"sliding_window_length": static.window}
 
 
-def _calls[Found](documents: Documents, room: int, call: Callable[[Part, Found], Found], carry: Found) -> Found:
+def _calls[Carry](documents: Documents, room: int, call: Callable[[Part, Carry], Carry], carry: Carry) -> Carry:
     """Run `call` until the documents of every row are done."""
     most = documents.index.max() // room
     with jax.named_scope(CALLS):

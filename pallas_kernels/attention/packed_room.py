@@ -1,4 +1,4 @@
-"""Scratch memory of cuDNN on packed documents, and what one call has room for within it (`cudnn_packed`)."""
+"""Scratch memory of cuDNN on packed documents, and the number of documents per call that it allows (`cudnn_packed`)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 from pallas_kernels.attention.request import Request
 
 SCRATCH = 2**30
-"""Bytes of scratch memory that a call may take."""
+"""Limit of a call's scratch memory, in bytes."""
 FEWEST = 4
-"""Documents of a row in a call below which calls would be too many."""
+"""Least number of documents of a row in a call: with fewer there would be too many calls."""
 _SHORT = 256
-"""Tokens of a document: no call has room for more than the documents of this length in a row, or `FEWEST`."""
+"""Tokens. A call takes at most the number of documents of this length in a row, or `FEWEST`."""
 
 
 class Shape(NamedTuple):
@@ -24,8 +24,8 @@ class Shape(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, asked: Request) -> Shape:
-        return cls(asked.batch, asked.queries, asked.heads, asked.kv_heads, asked.width)
+    def of(cls, request: Request) -> Shape:
+        return cls(request.batch, request.queries, request.heads, request.kv_heads, request.width)
 
     @property
     def statistics(self) -> int:
@@ -51,7 +51,7 @@ class Room(NamedTuple):
     """Capacity of one call."""
 
     forward: int
-    """Documents of each row in a forward call, which is of all rows and heads."""
+    """Documents of each row in a forward call, which covers all rows and heads."""
     backward: int
     """Documents of each row in a backward call."""
     rows: int
@@ -61,8 +61,8 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape) -> Room:
-        """The most rows and heads of a backward call with room for `FEWEST` documents of each row in `SCRATCH`: all
-        heads if there is more than one row, and at least one row and one KV head."""
+        """The most rows and heads of a backward call whose `FEWEST` documents of each row fit in `SCRATCH`: all heads
+        if there is more than one row, and at least one row and one KV head."""
         wanted = max(FEWEST, shape.queries // _SHORT)
         parts = [shape._replace(batch=rows) for rows in _divisors(shape.batch)]
         one = parts[-1]
@@ -87,8 +87,8 @@ class Room(NamedTuple):
 
 
 def scratch_bytes(shape: Shape) -> int:
-    """Memory of forward or backward besides arguments and results, whichever is more: with the softmax statistics of
-    the documents, and where the backward is divided, with arguments and gradients of a part."""
+    """Memory of forward or backward beyond arguments and results, whichever is larger: softmax statistics of the
+    documents and, if the backward is divided, arguments and gradients of a part."""
     room = Room.of(shape)
     part = room.part(shape)
     copies = 0 if part == shape else 4 * part.query_bytes + 4 * part.key_bytes
@@ -102,7 +102,7 @@ def note(request: Request) -> str | None:
     shape = Shape.of(request)
     room = Room.of(shape)
     part = room.part(shape)
-    shares = f", which is of {part.batch} of {shape.batch} rows and of {part.heads} of {shape.heads} heads"
+    shares = f" over {part.batch} of {shape.batch} rows and {part.heads} of {shape.heads} heads"
     return (
         f"documents by their offsets, up to {room.forward} of a row in a forward call and {room.backward} in a "
         f"backward call{'' if part == shape else shares}; compared with plain XLA on the device when the run starts; a "

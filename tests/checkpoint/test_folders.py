@@ -11,7 +11,7 @@ from jaxpar.checkpoint import folders
      (1, 1, [])],
 )  # fmt: skip
 def test_what_is_neither_new_nor_kept_for_ever_goes(keep_last, keep_every, goes):
-    assert folders.surplus(dict.fromkeys([0, 10, 20, 30, 40, 50], 0), keep_last, keep_every) == goes
+    assert folders.deletable(dict.fromkeys([0, 10, 20, 30, 40, 50], 0), keep_last, keep_every) == goes
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_what_is_neither_new_nor_kept_for_ever_goes(keep_last, keep_every, goes)
     ],
 )  # fmt: skip
 def test_nothing_goes_for_a_checkpoint_after_skipped_steps_and_as_many_healthy_ones_stay(skipped, keep_last, goes):
-    assert folders.surplus(skipped, keep_last, None) == goes
+    assert folders.deletable(skipped, keep_last, None) == goes
 
 
 def test_only_folders_named_by_a_step_are_checkpoints(tmp_path):

@@ -161,7 +161,7 @@ def test_lines_of_spans_that_do_not_fit_are_refused(tmp_path: Path):
     with refused("spans.jsonl:2:", "in UTF-8"):
         mark_spans(file, folder, quiet())
     mark_spans(write_spans(tmp_path, lines), folder, quiet())
-    with refused("loss.spans", "'nuon' is no kind", "noun"):
+    with refused("loss.spans", "'nuon' is not a kind", "noun"):
         masked(source, vocab=None, mask_token=250, spans={"nuon": 0.6})
     file = folder / "spans-train.bin"
     file.write_bytes(file.read_bytes()[:-40] + bytes(40))

@@ -105,7 +105,7 @@ def test_lines_that_do_not_fit_are_refused(tmp_path: Path):
             mark_triples(written(tmp_path, [lines[0], line]), folder, quiet())
     assert not triple_file(folder, "train").exists(), "nothing is written where a line does not fit"
     mark_triples(written(tmp_path, lines), folder, quiet())
-    with refused("loss.contrastive.relations", "'fra' is no relation", "far"):
+    with refused("loss.contrastive.relations", "'fra' is not a relation", "far"):
         masked(source, vocab=None, mask_token=250, contrastive=ContrastiveConfig(1.0, relations={"fra": 2.0}))
     (file := triple_file(folder, "train")).write_bytes(file.read_bytes()[:-40] + bytes(40))
     with refused("triples-train.bin", "is damaged", "--triples makes it again"):

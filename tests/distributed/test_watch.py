@@ -318,7 +318,7 @@ def test_one_that_sends_what_no_watch_sends_is_named_to_everybody(stage: Callabl
     job = stage(3, without=(1,))
     job.loose[1].sendall(message)
     [verdict] = job.verdicts()
-    assert verdict.startswith("process 1 on node-1 sent something that is no message of the watch (")
+    assert verdict.startswith("process 1 on node-1 sent something that is not a message of the watch (")
 
 
 def test_what_another_process_sends_is_reported_without_control_characters(stage: Callable[..., Stage]):

@@ -18,7 +18,7 @@ from jaxpar.memory.remat import Treatment
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Choice, Group, Space
-from tests.planner.search.test_matmul_codes import KEPT, recipe, timed
+from tests.planner.search.test_matmul_quantization import KEPT, recipe, timed
 
 ON = parse_cluster("h100:1x8")
 LAYERS, MICROBATCHES = 32, 8

@@ -113,7 +113,7 @@ def test_a_plan_of_other_weights_is_refused():
     plan = make_plan(config, jax.devices()[0])
     check_plan(replace(plan, resident_weights=("layers.all.mlp.up",)), config, jax.devices()[0])
     with refused(
-        "plan.resident_weights: 'layers.all.mlp.upp' is no weight of the model", "did you mean layers.all.mlp.up"
+        "plan.resident_weights: 'layers.all.mlp.upp' is not a weight of the model", "did you mean layers.all.mlp.up"
     ):
         check_plan(replace(plan, resident_weights=("layers.all.mlp.upp",)), config, jax.devices()[0])
     config = resolve_config(small(), 1)

@@ -88,7 +88,7 @@ def test_under_a_pipeline_gradients_are_reduced_once_a_step_and_the_ends_gathere
 
 
 def test_shared_ends_split_the_vocabulary_over_the_pipeline_too():
-    rules = compute_rules(shared_ends=True)
+    rules = compute_rules(shared_embed_and_head=True)
     found = place(SPECS, AxisSizes(pipe=2, tensor=2), 0, DTYPES, rules)
     assert found.compute.layout == COMPUTE | {"tokens": P(("pipe", "tensor"), None)}
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim import make_optimizer
-from jaxpar.optim.average import next_average
+from jaxpar.optim.optimizer import next_average
 from tests.optim.runs import make_trees, run_optimizer
 from tests.traced import mesh_of
 

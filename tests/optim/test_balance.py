@@ -7,8 +7,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.arguments import optimizer_arguments
-from jaxpar.optim.balance import balance
-from jaxpar.optim.optimizer import make_optimizer
+from jaxpar.optim.optimizer import balance, make_optimizer
 
 SPEC = ParamSpec((2, 4), ("layers", "router"), init="zeros", balance_rate=0.01)
 COUNTS = jnp.float32([[3, 1, 1, 3], [0, 0, 4, 0]])

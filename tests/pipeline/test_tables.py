@@ -62,7 +62,7 @@ def test_chunks_lie_where_they_stand_and_any_w_splits_the_backward():
             "rank 1 | 1F0 >0B0< 1F1 1B1",
             ("chunk 0 is on two ranks", "0F0 (line 1, column 1)", "0B0 (line 2"),
         ),
-        ("0F0,0B0\n2F0,2B0\n", "", ("no action of chunk 1", "2F0 (line 2, column 1)")),
+        ("0F0,0B0\n2F0,2B0\n", "", ("chunk 1 has no action", "2F0 (line 2, column 1)")),
         ("0F0,2F0,2B0,0B0\n1F0,1B0\n", "", ("3 chunks", "evenly", "2 ranks")),
         ("0F0,1F0,2F0,2B0,1B0,0B0\n3F0,3B0\n", "", ("rank 0", "3 of the 4 chunks", "expected 2")),
         (GOOD + "1W0", ">1W0<", ("chunk 1 is on two ranks",)),

@@ -49,7 +49,7 @@ def expected_of(delayed: bool) -> tuple[np.ndarray, ...]:
     return y, dx, dw
 
 
-def found_by(recipe: Recipe, exact: bool | None = None, coded: bool = False) -> tuple[np.ndarray, ...]:
+def found_by(recipe: Recipe, exact: bool | None = None, quantized: bool = False) -> tuple[np.ndarray, ...]:
     """The same and largest magnitudes, with no number behind the experts."""
     x, w, dy = (jnp.asarray(a, jnp.float32) for a in drawn())
     x, dy = (a.at[sum(SIZES) :].set(jnp.nan) for a in (x, dy))
@@ -59,11 +59,11 @@ def found_by(recipe: Recipe, exact: bool | None = None, coded: bool = False) -> 
         branch = None if exact is None else jnp.bool_(exact)
         scales = known(jnp.asarray(DELAYED)) if recipe.from_history else Scales()
         of_layer = scales_of_experts([w], GroupScaling(recipe, scales=scales))
-        if coded:
+        if quantized:
             w = (jnp.clip(w / of_layer.weights[0], -448, 448)).astype(E4M3).astype(jnp.float32)
 
         def product(x: jax.Array, w: jax.Array, zeros: jax.Array) -> jax.Array:
-            own = GroupScaling(recipe, branch, of_layer, zeros, coded)
+            own = GroupScaling(recipe, branch, of_layer, zeros, quantized)
             return grouped_products(x, [w], jnp.array(SIZES), own, inward=True, **OPTIONS)[0]
 
         y, pull = jax.vjp(product, x, w, jnp.zeros(3))
@@ -76,8 +76,8 @@ def found_by(recipe: Recipe, exact: bool | None = None, coded: bool = False) -> 
 def test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for(delayed: bool):
     """Also where the matrices are codes already, of which the gradients are those of the matrices themselves."""
     recipe, wanted = Recipe(from_history=delayed), expected_of(delayed)
-    for coded in (False, True):
-        for have, own in zip(found_by(recipe, coded=coded), wanted, strict=False):
+    for quantized in (False, True):
+        for have, own in zip(found_by(recipe, quantized=quantized), wanted, strict=False):
             assert apart(have, own) < 2e-6
 
 
@@ -89,7 +89,7 @@ def test_what_is_seen_is_the_largest_magnitude_of_the_rows_that_experts_have():
     recipe = Recipe(from_history=True)
     np.testing.assert_array_equal(found_by(recipe)[3], np.float32(wanted))
     np.testing.assert_array_equal(found_by(recipe, exact=False)[3], np.float32(wanted))
-    np.testing.assert_array_equal(found_by(recipe, coded=True)[3], np.float32(wanted) * [1, 0, 1])
+    np.testing.assert_array_equal(found_by(recipe, quantized=True)[3], np.float32(wanted) * [1, 0, 1])
     assert not found_by(recipe, exact=True)[3].any()
 
 

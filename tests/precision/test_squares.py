@@ -16,10 +16,10 @@ from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.precision.matmul import WEIGHT_SCALES
+from jaxpar.precision.quantized_weights import QuantizedMatrix, quantized_weights
 from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.scale import quantize_tiles
 from jaxpar.precision.squares import squares_of
-from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of, operations
@@ -56,7 +56,7 @@ def stack_of(shape: tuple[int, ...]) -> np.ndarray:
     return (draw.normal(size=shape) * np.exp(4 * draw.normal(size=shape))).astype(np.float32)
 
 
-def matrix_of(case: Case, quantized: tuple[bool, ...]) -> CodedMatrix:
+def matrix_of(case: Case, quantized: tuple[bool, ...]) -> QuantizedMatrix:
     axes = case.split[case.dim]
     axes = axes if isinstance(axes, tuple) else (axes,)
     local = list(case.shape)
@@ -66,7 +66,7 @@ def matrix_of(case: Case, quantized: tuple[bool, ...]) -> CodedMatrix:
     ranks = prod(case.ranks[axis] for axis in axes)
     squares = squares_of(SIZE, tuple(local), 1, case.inputs, (case.dim, axes), ranks)
     order = LayerOrder.from_chunks([0], [len(quantized)]).stacks["all"]
-    return CodedMatrix(("w",), 1, quantized, order, "all", "group", squares)
+    return QuantizedMatrix(("w",), 1, quantized, order, "all", "group", squares)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -77,7 +77,7 @@ def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
     side = 1 + (bool(tensor) and tensor[0] > case.inputs)
 
     def function(stack: jax.Array) -> Any:
-        found = coded_weights({"w": stack}, [matrix], (3, 3), None, "float32", map_rows)
+        found = quantized_weights({"w": stack}, [matrix], (3, 3), None, "float32", map_rows)
         (scales,) = found.shared[WEIGHT_SCALES]["all"].groups["group"]
         return found.weights["w"].quantized, vary(scales)[None], found.observed[None]
 
@@ -104,7 +104,7 @@ def test_codes_of_squares_come_from_the_master_weights():
     stack = np.full((1, 128, 128), 1.0625 + 2.0**-12, np.float32)
     stack[0, 0, 0] = 448.0
     matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), (True,))
-    run = lambda w: coded_weights({"w": w}, [matrix], (1, 3), None, "bfloat16", map_rows).weights["w"]
+    run = lambda w: quantized_weights({"w": w}, [matrix], (1, 3), None, "bfloat16", map_rows).weights["w"]
     codes = lambda w: run(w).quantized.astype(jnp.float32)
     split = PartitionSpec(None, "fsdp")
     found = jax.jit(mapped(codes, mesh_of(), "float32", split, split))(stack)
@@ -120,12 +120,12 @@ def test_a_matrix_with_squares_that_is_read_in_pieces_has_the_codes_of_the_whole
     stack = stack_of((3, 128, 128))
     matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), quantized)
 
-    def coded(stack: jax.Array) -> Any:
+    def quantized(stack: jax.Array) -> Any:
         asked = {"w": stack}, [matrix], (3, 3), None, "bfloat16", map_rows
-        return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
+        return jax.tree.map(lambda own: vary(own)[None], quantized_weights(*asked))
 
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))
-    found = [run(own)(stack) for own in (coded, lambda stack: coded(to_host(stack)))]
+    found = [run(own)(stack) for own in (quantized, lambda stack: quantized(to_host(stack)))]
     assert_same_bits(*jax.device_get(found))
 
 

@@ -160,7 +160,7 @@ def test_nothing_is_fetched_into_a_folder_that_is_no_run(system: Any, folder: Pa
     other = tmp_path / "other"
     other.mkdir()
     (other / "metrics.jsonl").write_text("mine")
-    with refused("run.name", "is no run of jaxpar"):
+    with refused("run.name", "is not a run of jaxpar"):
         claimed(other)
     assert [(path.name, path.read_text()) for path in other.iterdir()] == [("metrics.jsonl", "mine")]
 

@@ -292,6 +292,6 @@ def test_a_run_that_is_refused_uploads_nothing(s3: Server, tmp_path: Path):
         fit(config("run", seed=7, mirror=f"{URL}/runs"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other/notes.txt").write_text("mine")
-    with refused("run.name", "is no run of jaxpar"):
+    with refused("run.name", "is not a run of jaxpar"):
         fit(config("other", mirror=f"{URL}/runs"))
     assert store.listed(f"{URL}/runs") == {}

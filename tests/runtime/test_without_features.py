@@ -18,7 +18,7 @@ from tests.runtime.two_steps import losses_of
 FEATURES = {
     "FP8": (
         "jaxpar/precision", "jaxpar/layers/ops/quantized.py", "jaxpar/layers/matmul_formats.py",
-        "jaxpar/layout/quantized_matmuls.py", "jaxpar/layout/coded_matrices.py",
+        "jaxpar/layout/quantized_matmuls.py", "jaxpar/layout/once_quantized.py",
     ),
     "low-rank factors": ("jaxpar/layers/adapters.py",),
     "experts": ("jaxpar/layers/experts",),

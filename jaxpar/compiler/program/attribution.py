@@ -146,7 +146,7 @@ def _movement(
     module: Module, transfer: Transfer, counts: Executions, mesh: Mapping[str, int], gpus_per_host: int
 ) -> Movement:
     op = transfer.inner
-    times, source = counts.count(transfer.start), place(op.frames)
+    times, source = counts.count(transfer.start), source_frame(op.frames)
     if transfer.channel == "host":
         moved = shape_bytes(op.shape) if op.opcode in ("send", "recv") else moved_bytes(module, op)
         dtype = next(leaves(op.shape)).dtype
@@ -180,7 +180,7 @@ def sent(op: Op, operand_bytes: int, groups: Groups) -> float:
     return float(operand_bytes * shares.get(op.opcode, 1.0))
 
 
-def place(frames: tuple[Frame, ...]) -> Frame | None:
+def source_frame(frames: tuple[Frame, ...]) -> Frame | None:
     """The innermost frame outside `LIBRARY_FILES`; without one, the innermost of all."""
     outside = (frame for frame in frames if not any(part in frame.file for part in LIBRARY_FILES))
     return next(outside, frames[0] if frames else None)

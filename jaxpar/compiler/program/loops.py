@@ -51,8 +51,8 @@ def trip_count(op: Op) -> int:
             return 0
         if (blocks := expected_blocks(path)) is not None:
             return blocks
-        place = f", made at {op.source.file}:{op.source.line}" if op.source else ""
-        raise ProgramError(f"XLA does not know how often {op.name} loops{place}", line=op.line) from None
+        location = f", made at {op.source.file}:{op.source.line}" if op.source else ""
+        raise ProgramError(f"XLA does not know how often {op.name} loops{location}", line=op.line) from None
 
 
 def branches(op: Op) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""Transfers: ops that move data between devices, or between device and host, each with its start and its done.
+"""Transfers: ops that move data between devices, or between device and host, each with its start and its done op.
 
-XLA writes an asynchronous transfer in several ways; all become one record here.
+XLA has several forms of asynchronous transfers; all become one record here.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ class Transfer:
 
     @property
     def synchronous(self) -> bool:
-        """Whether nothing else runs meanwhile."""
+        """Whether the transfer is one blocking op, which nothing overlaps."""
         return self.start is self.done
 
 
 def inner_op(start: Op, done: Op) -> Op:
-    """The op that an asynchronous pair wraps, with the result of its done: `all-gather(x)` of `all-gather-start(x)`."""
+    """The op that an asynchronous pair wraps, with the done op's shape: `all-gather(x)` of `all-gather-start(x)`."""
     return replace(start, opcode=wrapped_opcode(start.opcode)[0], shape=done.shape)
 
 
 def pairs(computation: Computation) -> dict[str, Op]:
-    """The done of each asynchronous start of `computation`, by the start's name, through updates."""
+    """The done op of each asynchronous start op of `computation`, by the start's name; updates between are followed."""
     done: dict[str, Op] = {}
-    owner: dict[str, str] = {}
+    start_of: dict[str, str] = {}
     for op in computation.ops:
         base, half = wrapped_opcode(op.opcode)
         if half == "start" or (base in CHANNEL_STARTS and not half):
-            owner[op.name] = op.name
+            start_of[op.name] = op.name
         elif half:
-            start = owner.get(op.operands[0].name)
+            start = start_of.get(op.operands[0].name)
             if start is None:
-                raise ProgramError(f"{op.name} ends nothing that {computation.name} started", line=op.line)
-            owner[op.name] = start
+                raise ProgramError(f"{op.name} has no start in {computation.name}", line=op.line)
+            start_of[op.name] = start
             if half == "done":
                 done[start] = op
-    for start in set(owner.values()) - set(done):
-        raise ProgramError(f"{start} is started in {computation.name} and not ended there")
+    for start in set(start_of.values()) - set(done):
+        raise ProgramError(f"{start} has no done op in {computation.name}")
     return done
 
 
@@ -74,18 +74,18 @@ def transfers(module: Module, computation: Computation) -> list[Transfer]:
 
 
 def fused_collective(module: Module, op: Op) -> Op | None:
-    """The collective of a fusion or a call that holds nothing else. XLA writes small ones as kernels of their own, and
-    those on a stream of their own as asynchronous calls.
+    """The collective of a fusion or a call that contains only one. XLA writes small collectives as fusions, and those
+    on a separate stream as asynchronous calls.
 
     Raises `ProgramError` for a fusion that computes beside its collective: there is no rule for its time.
     """
     if op.opcode not in ("fusion", *CALL_OPCODES):
         return None
-    works = [inside for inside in module.body(op).ops if inside.opcode not in FREE]
-    collective = next((inside for inside in works if inside.opcode in COLLECTIVES), None)
+    inner = [one for one in module.body(op).ops if one.opcode not in FREE]
+    collective = next((one for one in inner if one.opcode in COLLECTIVES), None)
     if collective is None:
         return None
-    if len(works) == 1:
+    if len(inner) == 1:
         name = op.op_name if op.opcode == "fusion" else collective.op_name
         return replace(
             op, opcode=collective.opcode, op_name=name, attributes=collective.attributes, called=collective.called
@@ -96,7 +96,7 @@ def fused_collective(module: Module, op: Op) -> Op | None:
 
 
 def _channel(op: Op) -> str:
-    """`wire`, `host`, or nothing for an op that stays on the device."""
+    """`wire`, `host`, or "" for an op that stays on the device."""
     if op.opcode in COLLECTIVES:
         return "wire"
     if op.opcode in CHANNEL_STARTS:

@@ -1,4 +1,4 @@
-"""Makes the report of a compilation."""
+"""The report of a compiled step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
-from jaxpar.compiler.program.attribution import place
+from jaxpar.compiler.program.attribution import source_frame
 from jaxpar.compiler.program.costs.ops import KINDS, float8_flops, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.from_program import Overlap
 from jaxpar.compiler.program.hlo.records import Frame
@@ -23,11 +23,11 @@ from jaxpar.pages.units import plural
 
 LARGEST = 10
 _OUTSIDE = re.compile(r"^.*/site-packages/|^.*/(?=(?:jaxpar|pallas_kernels)/)")
-"""The parts of a path before the one that is shown."""
+"""Prefix of a path that the report leaves out."""
 
 
 def make_report(analysis: Analysis, config: str) -> Report:
-    """The report of a compiled step; `config` is what the user calls the configuration."""
+    """The report of a compiled step; `config` is the user's name for the configuration."""
     compilation, memory = analysis.compilation, analysis.compilation.memory
     live = occupants(analysis.buffers, analysis.peak[0])
     host = memory.host_argument + memory.host_output - memory.host_alias + memory.host_temp
@@ -72,11 +72,11 @@ def make_report(analysis: Analysis, config: str) -> Report:
 
 
 def notes(analysis: Analysis, repeated: int) -> tuple[str, ...]:
-    """Where the program differs from the one that will run, and caveats of the numbers.
+    """Differences between this program and the one that will run, and caveats of the numbers.
 
     Args:
-        analysis: of the program, with its costs known.
-        repeated: ops that XLA itself runs again.
+        analysis: the analysed program.
+        repeated: number of ops that XLA itself runs again.
     """
     plan, kinds = analysis.compilation.plan, analysis.cluster.gpus
     branches = len(analysis.counts.conditionals)
@@ -89,19 +89,18 @@ def notes(analysis: Analysis, repeated: int) -> tuple[str, ...]:
     if plan.axes.pipe > 1:
         lines.append(
             f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for the fullest rank, and "
-            "computes without use in ticks in which it is idle; that work is counted"
+            "in its idle ticks computes results that are not used; that work is included"
         )
     if plan.experts and plan.axes.expert > 1:
         lines.append(
-            "experts: all ranks are taken to have equal loads, so products are those of an even share of the rows and "
+            "experts: all ranks are assumed to have equal loads, so products are for an even share of the rows and "
             "an exchange has one round; jaxpar.plan and jaxpar.schedule predict times for parallel.experts.imbalance"
         )
-    if analysis.hardware is None and (why := borrowed(analysis.timer.gpu)) is not None:
-        lines.append(f"times: {why}")
+    if analysis.hardware is None and (source := borrowed(analysis.timer.gpu)) is not None:
+        lines.append(f"times: {source}")
     if branches:
         lines.append(
-            f"{plural(branches, 'choice')} at run time: every branch is counted each time, so work in them is an upper "
-            "bound"
+            f"{plural(branches, 'conditional')}: every branch is included each time, so work in them is an upper bound"
         )
     if repeated:
         lines.append(
@@ -112,12 +111,12 @@ def notes(analysis: Analysis, repeated: int) -> tuple[str, ...]:
 
 
 def with_utilisation(report: Report, config: Config, gpu: GPU) -> Report:
-    """`report` with the model FLOPs utilisation of its step, of rows without documents.
+    """`report` with the model FLOPs utilisation of its step, for rows that are one document.
 
     Args:
-        report: of the compiled step.
-        config: it is of, with the vocabulary set.
-        gpu: which it was compiled for.
+        report: report of the compiled step.
+        config: its configuration, with the vocabulary set.
+        gpu: the GPU that it was compiled for.
     """
     assert config.model.vocab is not None, "the vocabulary is known"
     tokens = config.data.batch_size * config.data.sequence_length
@@ -130,8 +129,8 @@ def with_utilisation(report: Report, config: Config, gpu: GPU) -> Report:
 
 
 def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
-    """Transfers summed by axes, collective, kind, dtype and whether they leave a host. A combined transfer gives
-    each of its arrays their share of its time, by bytes."""
+    """Transfers summed by axes, collective, kind, dtype and whether they cross nodes. The time of a combined transfer
+    is divided among its arrays by bytes."""
     groups: dict[tuple[str, str, str, str, bool], list[tuple[Overlap, float, float]]] = defaultdict(list)
     for overlap in overlaps:
         movement = overlap.movement
@@ -150,7 +149,7 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
 
 
 def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
-    """The transfers of the program that are waited for longest in a step."""
+    """The transfers with the longest exposed time in a step."""
     waited = [overlap for overlap in overlaps if overlap.exposed_per_step > 0]
     longest = sorted(waited, key=lambda overlap: -overlap.exposed_per_step)[:LARGEST]
     return tuple(
@@ -161,7 +160,7 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
             source=source_line(one.source),
             count=one.executions,
             synchronous=one.transfer.synchronous,
-            needs_s=time.seconds,
+            seconds=time.seconds,
             enclosed_s=time.enclosed,
             exposed_s=time.exposed,
         )
@@ -175,16 +174,15 @@ def _largest(analysis: Analysis, live: list[Occupant]) -> tuple[LiveBuffer, ...]
         parameter, value, name, frames = occupant.allocation.parameter, occupant.value, occupant.value.op, ()
         if parameter is not None:
             name = analysis.compilation.inputs[parameter]
-        elif (maker := classes.provenance.maker(value.op, value.path)) is not None:
-            frames = maker.frames
+        elif (producer := classes.provenance.producer(value.op, value.path)) is not None:
+            frames = producer.frames
         shape = value.shape.partition("{")[0]
-        rows.append(LiveBuffer(name, occupant.bytes, shape, classes.class_of(occupant), source_line(place(frames))))
+        rows.append(
+            LiveBuffer(name, occupant.bytes, shape, classes.class_of(occupant), source_line(source_frame(frames)))
+        )
     return tuple(rows)
 
 
 def source_line(frame: Frame | None) -> str:
-    """`file:line` as seen from the root of the project, or of the installed package.
-
-    A cached program may come from another clone of the project.
-    """
+    """`file:line` relative to the project or the installed package; a cached program may come from another clone."""
     return "" if frame is None else f"{_OUTSIDE.sub('', frame.file, count=1)}:{frame.line}"

@@ -141,7 +141,7 @@ def picture_of(layers: Sequence[LayerSchedule], title: str) -> dict[str, object]
     sent = sorted(used - COLORS.keys())
     others = [color for color in series(len(SERIES) + len(sent)) if color not in COLORS.values()]
     colors = COLORS | dict(zip(sent, others, strict=False))
-    classes = {kind: f"c{place}" for place, kind in enumerate(colors)}
+    classes = {kind: f"c{index}" for index, kind in enumerate(colors)}
     y, parts = HEADING, []
     for layer in layers:
         parts.append(_layer(layer, scale, classes, y + 24))
@@ -168,11 +168,11 @@ def _layer(layer: LayerSchedule, scale: float, classes: dict[str, str], top: int
     waits = [box for box in layer.boxes if box.kind == "wait"]
     lanes = [("compute", [*_joined(compute), *waits])]
     transfers = _lanes(box for box in layer.boxes if box.span.kind == "message")
-    lanes += [("" if place else "transfers", lane) for place, lane in enumerate(transfers)]
+    lanes += [("" if index else "transfers", lane) for index, lane in enumerate(transfers)]
     first = top + 20
     drawn, names = [], []
-    for place, (name, boxes) in enumerate(lanes):
-        y = first + place * (LANE + GAP)
+    for index, (name, boxes) in enumerate(lanes):
+        y = first + index * (LANE + GAP)
         names.append((y + 14, name))
         for box in boxes:
             start, end = x(box.span.start), x(box.span.end)

@@ -10,22 +10,25 @@ from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Occupant
 from jaxpar.compiler.program.memory.provenance import Provenance
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
-"""`optimizer` is the state kept between steps: float32 master weights and moments.
-`weights` are made from the master weights within a step, in storage placement and gathered; frozen weights are
-`weights` too. `gradients` accumulate in gradient placement, or are on their way there. `saved_activations` are what
-layers keep from forward to backward. `temporaries` are all else on the device; `host` is pinned memory of the host, and
-no part of the device's
-peak."""
+"""Classes of memory.
 
-_BETWEEN = r"(?:^|[/(:]){}(?:[/):]|$)"
+- `weights`: made from the master weights within a step, sharded or gathered; frozen weights.
+- `optimizer`: state between steps: float32 master weights and moments.
+- `gradients`: accumulated in gradient placement, or on their way there.
+- `saved_activations`: saved by layers from forward to backward.
+- `temporaries`: everything else on the device.
+- `host`: pinned memory of the host, which is not part of the device's peak.
+"""
+
+_SCOPE = r"(?:^|[/(:]){}(?:[/):]|$)"
 _SCOPES = (
-    ("gradients", re.compile(_BETWEEN.format("(?:gradients|scatter_gradient)"))),
-    ("saved_activations", re.compile(_BETWEEN.format("(?:saved_activations|kept_for_weights)"))),
-    ("weights", re.compile(_BETWEEN.format("(?:stored_weights|gather_weight)"))),
+    ("gradients", re.compile(_SCOPE.format("(?:gradients|scatter_gradient)"))),
+    ("saved_activations", re.compile(_SCOPE.format("(?:saved_activations|kept_for_weights)"))),
+    ("weights", re.compile(_SCOPE.format("(?:stored_weights|gather_weight)"))),
 )
-"""Scopes that name a class; the first that is found counts."""
+"""Scopes that decide a class; the first match wins."""
 _STATE = (("optimizer", ("master/", "optimizer/", "residual/")), ("weights", ("frozen/",)))
-"""Classes of the inputs themselves; a batch counts as temporaries."""
+"""Classes of the inputs themselves; a batch is `temporaries`."""
 _INPUTS = (("weights", "master/"), ("weights", "frozen/"), ("optimizer", "optimizer/"))
 """Classes of temporaries that were only cast or copied from an input."""
 _PRIORITY = ("gradients", "saved_activations", "weights", "optimizer", "temporaries")
@@ -33,7 +36,7 @@ _PRIORITY = ("gradients", "saved_activations", "weights", "optimizer", "temporar
 
 
 class MemoryClasses:
-    """Puts the values of one program into classes."""
+    """Classifies the values of one program."""
 
     def __init__(self, module: Module, buffers: Buffers, inputs: Sequence[str]):
         self._buffers, self._inputs = buffers, inputs
@@ -41,8 +44,8 @@ class MemoryClasses:
         self._by_slot: dict[tuple[int, int, int], list[Value]] = {}
         for allocation in buffers.allocations:
             for value in allocation.values:
-                self._by_slot.setdefault((allocation.number, value.offset, value.size), []).append(value)
-        self._found: dict[tuple[str, tuple[int, ...]], str] = {}
+                self._by_slot.setdefault((allocation.index, value.offset, value.size), []).append(value)
+        self._classes: dict[tuple[str, tuple[int, ...]], str] = {}
         self.provenance = Provenance(module, buffers.order)
 
     def class_of(self, occupant: Occupant) -> str:
@@ -54,38 +57,38 @@ class MemoryClasses:
         return next(name for name in _PRIORITY if name in classes)
 
     def totals(self, occupants: Iterable[Occupant]) -> dict[str, int]:
-        """Bytes per class on the device, `host` left out."""
+        """Bytes per class on the device, without `host`."""
         totals: dict[str, int] = dict.fromkeys(CLASSES[:-1], 0)
         for occupant in occupants:
             totals[self.class_of(occupant)] += occupant.bytes
         return totals
 
-    def bytes_at(self, place: int) -> dict[str, int]:
-        """Bytes per class at a place in the order of the program."""
-        return self.totals(occupants(self._buffers, place))
+    def bytes_at(self, position: int) -> dict[str, int]:
+        """Bytes per class at a position in the order of the program."""
+        return self.totals(occupants(self._buffers, position))
 
     def _of_value(self, value: Value, allocation: Allocation) -> str:
-        """The class of a value; if its own history has no class, that of the value that follows in its place."""
+        """The class of a value, by the ops that computed it; otherwise that of the next value in its buffer."""
         key = value.op, value.path
-        if key not in self._found:
-            self._found[key] = self._of_ops(self.provenance.trail(*key))
-            if self._found[key] == "temporaries":
-                place = self._by_slot.get((allocation.number, value.offset, value.size), ())
-                later = (one for one in place if value.first_live < one.first_live <= value.last_live + 1)
+        if key not in self._classes:
+            self._classes[key] = self._of_ops(self.provenance.trail(*key))
+            if self._classes[key] == "temporaries":
+                slot = self._by_slot.get((allocation.index, value.offset, value.size), ())
+                later = (other for other in slot if value.first_live < other.first_live <= value.last_live + 1)
                 # A stack of zeros becomes a loop's.
-                successor = next((one for one in later if self._derives(one, value)), None)
-                self._found[key] = self._of_value(successor, allocation) if successor else self._of_copies(value)
-        return self._found[key]
+                successor = next((other for other in later if self._derives(other, value)), None)
+                self._classes[key] = self._of_value(successor, allocation) if successor else self._of_copies(value)
+        return self._classes[key]
 
     def _of_copies(self, value: Value) -> str:
         """The class of a value that begins as a copy of a constant buffer of zeros."""
-        made = self.provenance.trail(value.op, value.path)
-        if not made or made[-1].opcode != "broadcast":
+        trail = self.provenance.trail(value.op, value.path)
+        if not trail or trail[-1].opcode != "broadcast":
             return "temporaries"
-        alike = (other for a in self._buffers.allocations for other in a.values if other.size == value.size)
+        same_size = (other for a in self._buffers.allocations for other in a.values if other.size == value.size)
         copies = (
             self._of_ops(self.provenance.trail(other.op, other.path))
-            for other in alike
+            for other in same_size
             if other.first_live > value.first_live and self._derives(other, value)
         )
         return next((name for name in copies if name != "temporaries"), "temporaries")
@@ -100,6 +103,6 @@ class MemoryClasses:
         parameters = (op for op in ops if op.opcode == "parameter" and op.computation == self._entry)
         inputs = [self._inputs[int(op.literal)] for op in parameters]
         for name, prefix in _INPUTS:
-            if any(given.startswith(prefix) for given in inputs):
+            if any(path.startswith(prefix) for path in inputs):
                 return name
         return "temporaries"

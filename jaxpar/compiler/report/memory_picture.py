@@ -50,14 +50,14 @@ def memory_timeline(analysis: Analysis, columns: int = 300) -> MemoryTimeline:
     """Sample the program at about `columns` places, the peak among them."""
     order, (peak, _) = analysis.buffers.order, analysis.peak
     places = sorted({peak, *np.linspace(0, len(order) - 1, min(columns, len(order))).astype(int).tolist()})
-    each = [analysis.classes.bytes_at(place) for place in places]
+    each = [analysis.classes.bytes_at(position) for position in places]
     loops = []
     for name, body in zip(("forward layers", "backward layers"), layer_loops(analysis), strict=False):
-        if inside := [place for place, op in enumerate(order) if op in body.by_name]:
+        if inside := [position for position, op in enumerate(order) if op in body.by_name]:
             loops.append((name, inside[0], inside[-1]))
     classes = {name: tuple(one[name] for one in each) for name in CLASS_COLORS}
     return MemoryTimeline(
-        tuple(places), len(order), classes, peak, tuple(loops), tuple(order[place] for place in places)
+        tuple(places), len(order), classes, peak, tuple(loops), tuple(order[position] for position in places)
     )
 
 
@@ -66,7 +66,7 @@ def memory_picture(timeline: MemoryTimeline, capacity: int) -> dict[str, object]
     top, bottom = 34, HEIGHT - 26
     most = max(*timeline.totals, 1)
     highest = 1.08 * (max(most, capacity) if capacity < 2.5 * most else most)
-    x = lambda place: round(LEFT + (WIDTH - LEFT - RIGHT) * place / max(timeline.length - 1, 1), 1)
+    x = lambda position: round(LEFT + (WIDTH - LEFT - RIGHT) * position / max(timeline.length - 1, 1), 1)
     y = lambda count: round(top + (bottom - top) * (1 - count / highest), 1)
     areas, below = [], [0] * len(timeline.places)
     for name, color in CLASS_COLORS.items():

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(frozen=True)
 class Collective:
-    """All transfers of a step with equal first five fields. Bytes are those that one GPU sends."""
+    """The transfers of a step that are equal in the first five fields, summed. Bytes are those that one GPU sends."""
 
     axis: str
     """Mesh axes joined by `+`, or `host` for moves between device and host."""
@@ -19,20 +19,20 @@ class Collective:
     """Dtype on the wire."""
     crosses_nodes: bool
     count: float
-    """Executions in a step, loops multiplied out. XLA may have joined several arrays in one."""
+    """Executions in a step, over all iterations of loops. XLA may have combined several arrays into one transfer."""
     bytes: float
-    """In a step, by the formula of the collective."""
+    """Bytes per step, by the formula of the collective."""
     seconds: float
-    """Time on its link, in a step."""
+    """Time on its link, per step."""
     enclosed_s: float
-    """Time of the compute between start and done, in a step; of overlapping transfers each counts its own."""
+    """Time of the compute between start and done, per step; overlapping transfers each include all of theirs."""
     exposed_s: float
     """The part of `seconds` that no compute hides."""
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """One transfer of the program that is waited for; times are of one execution."""
+    """One transfer that compute waits for; times are of one execution."""
 
     axis: str
     collectives: str
@@ -44,14 +44,17 @@ class Exposure:
     """Executions in a step."""
     synchronous: bool
     """Whether nothing can overlap it: XLA gave it no start and done."""
-    needs_s: float
+    seconds: float
+    """Time on its link."""
     enclosed_s: float
+    """Time of the compute between start and done."""
     exposed_s: float
+    """The part of `seconds` that no compute hides."""
 
 
 @dataclass(frozen=True)
 class LiveBuffer:
-    """A large buffer at the peak."""
+    """A large buffer that is alive at the peak."""
 
     name: str
     """Path in the state of an input, otherwise XLA's name of the value."""
@@ -64,7 +67,7 @@ class LiveBuffer:
 
 @dataclass(frozen=True)
 class Report:
-    """Read from the compiled program, per GPU; nothing in it was measured but `compile_seconds`."""
+    """Facts and predictions from the compiled program, per GPU; only `compile_seconds` was measured."""
 
     config: str
     cluster: str
@@ -78,47 +81,47 @@ class Report:
     device_bytes: int
     """Memory that CUDA reports to a program."""
     reserve_bytes: int
-    """Kept for the CUDA context, NCCL's buffers and libraries."""
+    """Reserved for the CUDA context, NCCL's buffers and libraries."""
     margin_bytes: int
-    """Bytes that remain; below 0 those that are missing."""
+    """Bytes that remain; negative if bytes are missing."""
     peak_bytes: int
-    """The most bytes alive at one time, by the compiler's own count."""
+    """The most bytes alive at one time, by the compiler's count."""
     allocated_bytes: int
     """Bytes that XLA reserves on the device: temporaries are in one block, a little larger than the peak."""
     host_bytes: int
     """Pinned memory of the host."""
     classes: dict[str, int]
-    """Bytes at the peak; `host` comes on top."""
+    """Bytes at the peak by memory class; `host` is memory of the host, and not part of the peak."""
     collectives: tuple[Collective, ...]
     """The collectives, largest traffic first."""
     exposures: tuple[Exposure, ...]
-    """The transfers that are waited for longest, the worst first."""
+    """The transfers with the longest exposed times, the longest first."""
     flops: float
     """FLOPs of matrix products in a step, recomputation included."""
     flops_by_kind: dict[str, float]
     recompute_flops: float
     """The part of `flops` that repeats the forward pass, or that XLA itself repeats to save memory."""
     compiler_recomputes: int
-    """Kernels and transfers that XLA itself runs again, because memory was short; 0 is normal."""
+    """Number of kernels and transfers that XLA itself runs again, because memory was short; 0 is normal."""
     compute_seconds: float
     """Time of all kernels of a step, each alone on the GPU."""
     slowed_seconds: float
-    """Time that kernels take longer because transfers between devices run beside them."""
+    """Additional time of kernels because transfers between devices run beside them."""
     exposed_seconds: float
     """Time of transfers that no compute hides."""
     seconds_by_kind: dict[str, float]
     """Time by kind of kernel."""
     lost_by_part: dict[str, float]
-    """Time that transfers cost, exposed or of compute beside them, by part of a predicted step."""
+    """Time that transfers add, exposed or by slowing compute, by kind of transfer (`data`, `tensor`, ...)."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
     float8_flops: float = 0.0
-    """The part of `flops` whose operands have 8 bits; its time is at the rate of these."""
+    """The part of `flops` with 8-bit operands, which is timed at the 8-bit rate."""
     utilisation: dict[str, float] = field(default_factory=dict)
-    """Model FLOPs utilisation (`jaxpar.model.flops`) of such a step, by the type whose dense peak it is a share of:
-    `bfloat16`, and `float8` where products run in FP8."""
-    way_out: str = ""
-    """The nearest settings that fit, in words, where these do not."""
+    """Model FLOPs utilisation (`jaxpar.model.flops`) of the step, by the dtype of the dense peak that it refers to:
+    `bfloat16`, and `float8` if products run in FP8."""
+    suggestion: str = ""
+    """The nearest settings that fit, in words, if these do not."""
 
     @property
     def all_seconds_by_kind(self) -> dict[str, float]:
@@ -127,12 +130,12 @@ class Report:
 
     @property
     def step_seconds(self) -> float:
-        """Time of a step, at the speeds that the GPU and its links are taken to reach."""
+        """Time of a step, at the assumed speeds of the GPU and its links."""
         return self.compute_seconds + self.slowed_seconds + self.exposed_seconds
 
     @property
     def exposed_fraction(self) -> float:
-        """Share of the step that transfers cost: those that are exposed, and the time that others take from compute."""
+        """Share of the step that transfers add: exposed time, and slower compute beside them."""
         return (self.slowed_seconds + self.exposed_seconds) / self.step_seconds if self.step_seconds else 0.0
 
     def to_dict(self) -> dict[str, object]:

@@ -32,7 +32,7 @@ def verdict(report: Report) -> str:
     if report.fits:
         return f"It fits: {size(report.allocated_bytes)} of {there}, {size(report.margin_bytes)} to spare."
     too_much = f"{size(report.allocated_bytes)} of {there}, {size(-report.margin_bytes)} too much"
-    return f"It does NOT fit: {too_much}{f'; {report.way_out}' if report.way_out else ''}."
+    return f"It does NOT fit: {too_much}{f'; {report.suggestion}' if report.suggestion else ''}."
 
 
 def waiting(report: Report) -> str:
@@ -57,7 +57,7 @@ def tables(report: Report) -> dict[str, Table]:
         for row in report.collectives
     ]  # fmt: skip
     waits = [
-        (row.collectives, row.source, f"{row.count:,.0f}", seconds(row.needs_s),
+        (row.collectives, row.source, f"{row.count:,.0f}", seconds(row.seconds),
          "synchronous" if row.synchronous else seconds(row.enclosed_s), seconds(row.exposed_s))
         for row in report.exposures
     ]  # fmt: skip
@@ -119,7 +119,7 @@ def _print_table(title: str, shown: Table, console: Console) -> None:
     if not shown.rows:
         console.print(Text(f"{title}: none"))
         return
-    made = table(shown.heads, [head for place, head in enumerate(shown.heads) if place not in shown.numbers], title)
+    made = table(shown.heads, [head for index, head in enumerate(shown.heads) if index not in shown.numbers], title)
     for row in shown.rows:
         made.add_row(*(Text(cell, "red" if isinstance(cell, Cell) and cell.hot else "") for cell in row))
     console.print(made)

@@ -226,7 +226,7 @@ def _check_server(config: Config) -> None:
         return
     if not _is_address(asked.url):
         raise UserError(
-            f"rl.sampler.url: {quoted(asked.url)} is no address of a server; expected one as in http://127.0.0.1:8000"
+            f"rl.sampler.url: {quoted(asked.url)} is not an address of a server; expected one as in http://127.0.0.1:8000"
         )
     if replace(SamplerConfig(), **{key: getattr(asked, key) for key in OF_SERVERS}) != asked:
         raise UserError("rl.sampler.url: a server has devices and a layout of its own; expected no others with it")

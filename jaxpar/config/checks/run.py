@@ -68,6 +68,8 @@ def check_distributed(config: Config) -> None:
     if distributed.coordinator is not None and not re.fullmatch(r".+:[0-9]{1,5}", distributed.coordinator):
         raise UserError(f"distributed.coordinator: expected host:port, got {quoted(distributed.coordinator)}")
     if distributed.coordinator is not None and not is_host(host := distributed.coordinator.rpartition(":")[0]):
-        raise UserError(f"distributed.coordinator: {quoted(host)} is no name or address of a host; expected host:port")
+        raise UserError(
+            f"distributed.coordinator: {quoted(host)} is not a name or address of a host; expected host:port"
+        )
     if distributed.secret_file == "":
         raise UserError("distributed.secret_file: expected the path of a file with the job's secret, got an empty text")

@@ -1,4 +1,4 @@
-"""Checks of how weights travel: hpZ shards, state over replicas and quantized messages."""
+"""Checks of the transport of weights: hpZ, state over replicas and quantized messages."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ExpertsConfig:
     weigh_inputs: bool = False
     """Multiply a token by the weight of its expert before the expert, instead of the expert's output (Llama 4)."""
     router: Annotated[str, ROUTERS] = "top_k_softmax"
-    """How experts are chosen and weighted: `docs/routers.md` has the table."""
+    """Router, which chooses and weighs experts: `docs/routers.md` has the table."""
     router_options: Annotated[
         dict[str, object], MembersOf(lambda experts: ROUTERS[experts.get("router", ExpertsConfig.router)])
     ] = field(default_factory=dict, hash=False)
@@ -66,12 +66,12 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class ExpertOptions:
-    """How experts get their tokens and multiply them."""
+    """Exchange and matmuls of experts."""
 
     exchange: Literal["auto", "all_to_all", "hierarchical", "all_gather"] = "auto"
-    """How tokens reach the ranks of their experts: each once to every rank with some of its own (`all_to_all`), the
-    same inside nodes and then between them (`hierarchical`), or all to all ranks (`all_gather`); `auto` is the one of
-    `all_to_all` and `all_gather` that sends less."""
+    """Exchange of tokens with the ranks of their experts: each once to every rank with some of its own (`all_to_all`),
+    the same inside nodes and then between them (`hierarchical`), or all to all ranks (`all_gather`); `auto` is the one
+    of `all_to_all` and `all_gather` that sends less."""
     backend: Literal["auto", "mosaic", "triton", "xla"] = "auto"
     """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper and Blackwell GPUs,
     `triton` the one for Ampere and later, `xla` a loop over blocks of rows on any device. `auto` takes the first of the
@@ -83,7 +83,7 @@ class ExpertOptions:
     """Parts into which a rank's tokens are cut: one is exchanged while the experts work on another. `auto` takes what
     is expected to be fastest on the GPUs, and 1 elsewhere."""
     own_rows: Literal["auto", "first", "exchanged"] = "auto"
-    """Where tokens are cut into slices, the rows that a rank has for its own experts: computed apart while the first
+    """Rows for a rank's local experts, if tokens are cut into slices: computed apart while the first
     slice is sent (`first`), or as part of each slice (`exchanged`); `auto` is what is expected to be faster."""
     imbalance: Annotated[float, at_least(1, CAPACITY)] = 1.0
     """Rows of the rank with the most, relative to the mean: what the metric `experts/rank_load` of a run measures. The

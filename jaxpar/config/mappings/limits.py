@@ -10,8 +10,8 @@ from jaxpar.config.bounds import ABOVE_ONE, POSITIVE, SHARE, at_least
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    """From where an anomaly is reported, by its kind, or ends the run. Null, where it is allowed, reports none of that
-    kind."""
+    """Limits from which an anomaly is reported, by its kind, or ends the run. Null, where it is allowed, reports none
+    of that kind."""
 
     spike: Annotated[float, POSITIVE] | None = 8.0
     """A loss this many robust standard deviations above the median of the last ones is a spike."""

@@ -19,7 +19,7 @@ class LinearAttentionConfig:
     `2 * embed / value_dim`."""
     key_heads: Annotated[int, at_least(1, WIDTH)] | None = None
     """Heads of queries and keys, each used by `heads / key_heads` heads of values; null is `heads`. They are Mamba-2's
-    groups. In `relu_gla` they are heads of keys and values, each used by so many heads of queries."""
+    groups. In `relu_gla` they are heads of keys and values, each used by a group of query heads."""
     key_dim: Annotated[int, at_least(1, WIDTH)] | None = None
     """Width of a query and of a key; null is the width of a head of attention. It is Mamba-2's state size."""
     value_dim: Annotated[int, at_least(1, WIDTH)] | None = None

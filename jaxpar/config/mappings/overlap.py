@@ -18,9 +18,9 @@ class OverlapConfig:
     gradients, which are exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time
     (`docs/overlap.md`)."""
     state_messages: Literal["auto", "allgather", "ring", "pipelined"] = "auto"
-    """How context ranks pass on the states of mixers (`docs/linear-attention.md`): all gather what the tokens of each
-    do to a state (`allgather`); or each sends the state behind its tokens to the next, at once (`ring`) or in blocks
-    (`pipelined`). `auto` is on GPUs what is expected to take less time, and `allgather` elsewhere."""
+    """Transport of mixers' states between context ranks (`docs/linear-attention.md`): all gather what the tokens of
+    each do to a state (`allgather`); or each sends the state behind its tokens to the next, at once (`ring`) or in
+    blocks (`pipelined`). `auto` is on GPUs what is expected to take less time, and `allgather` elsewhere."""
     shard_state_over_replicas: bool | Literal["auto"] = "auto"
     """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
     reduce-scattered over replicas, and the next step gathers the new weights over replicas before its forward.
@@ -33,7 +33,7 @@ class OverlapConfig:
     It takes the memory of a layer's weights, and longer to compile. `auto` is 2 on GPUs, but 1 where loops are
     short, with routers, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
     weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
-    """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
+    """Gathers of the next layer's weights while a layer computes: wherever XLA's scheduler places that (`layer`),
     or so that those of attention have arrived before products of the feed-forward, or with context ranks of
     attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without
     `precision.matmul` are copied to and from the host, or have tensor ranks and `collectives_at_once` is above 1, or
@@ -42,9 +42,10 @@ class OverlapConfig:
     """Collectives that XLA may have in flight on GPUs. With 2, gathers of weights from other nodes can run beside
     messages of tensor ranks inside a node. No GPU has run it (`docs/overlap.md`)."""
     tensor: Literal["auto", "plain", "ring"] = "auto"
-    """How a layer's matmuls exchange the sequence with the other tensor ranks: `plain` gathers it before them and sums
-    and scatters after them; `ring` passes parts from rank to rank while the parts at hand are multiplied; `auto` takes
-    what is expected to be faster for each group of matmuls on the GPUs, and `plain` elsewhere (`docs/overlap.md`)."""
+    """Exchange of the sequence of a layer's matmuls with the other tensor ranks: `plain` gathers it before them and
+    sums and scatters after them; `ring` passes parts from rank to rank while the parts at hand are multiplied; `auto`
+    takes what is expected to be faster for each group of matmuls on the GPUs, and `plain` elsewhere
+    (`docs/overlap.md`)."""
     experts: Literal["auto", "off"] = "auto"
     """Exchange of some tokens while the experts work on others; `off` makes `parallel.experts.slices: auto` one
     slice."""

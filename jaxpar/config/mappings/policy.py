@@ -94,7 +94,7 @@ PRESETS: dict[str, Policy] = {
     "aipo": Policy(baseline="group", clip="aipo", high=4.0, average="token"),
     "rloo": Policy(baseline="leave_one_out", average="token"),
 }
-"""By `loss.name`: DeepSeekMath (arXiv:2402.03300), Dr. GRPO (arXiv:2503.20783), DAPO (arXiv:2503.14476), GSPO
+"""Presets by `loss.name`: DeepSeekMath (arXiv:2402.03300), Dr. GRPO (arXiv:2503.20783), DAPO (arXiv:2503.14476), GSPO
 (arXiv:2507.18071), CISPO of MiniMax-M1 (arXiv:2506.13585), AIPO of LlamaRL (arXiv:2505.24034) and RLOO
 (arXiv:2402.14740). No preset has a penalty, as in TRL."""
 

@@ -18,7 +18,7 @@ class RopeConfig:
     partial: Annotated[float, SHARE_ABOVE_0] = 1.0
     """Share of the dims of each query and key that rotate, the first ones (Phi-4-mini); the others stay as they are."""
     scaling: Literal["none", "linear", "llama3", "yarn", "longrope", "proportional"] = "none"
-    """How rotary frequencies are stretched for contexts longer than the model was first trained on. `proportional`
+    """Scaling of rotary frequencies for contexts longer than those of the first training. `proportional`
     stretches none: the share `partial` of the pairs, the fastest, rotate with the frequencies that they have among all
     pairs (Gemma 4)."""
     factor: Annotated[float, POSITIVE] = 8.0

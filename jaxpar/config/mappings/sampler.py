@@ -27,10 +27,10 @@ class SamplerConfig:
     """Address of a server that draws the answers, `python -m jaxpar.serve` or vLLM, as in `http://127.0.0.1:8000`; it
     takes none of the devices above. Null draws here."""
     folder: str | None = None
-    """With `url`, a folder that this machine and the server's have at the same path: weights go there as
+    """Folder that this machine and the server of `url` have at the same path: weights go there as
     `model.safetensors`, and the server reads them."""
     key_file: str | None = None
-    """With `url`, a file with the key that the server asks for."""
+    """File with the key that the server of `url` asks for."""
     seconds: Annotated[float, POSITIVE] = 600.0
-    """With `url`, how long a server that does not answer any more is waited for. One that comes back gets the weights
+    """Seconds to wait for a server of `url` that does not answer. One that comes back gets the weights
     of the moment, and draws again what it had not answered."""

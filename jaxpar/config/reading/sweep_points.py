@@ -64,7 +64,7 @@ def drawn(keys: Mapping[str, Sequence[str]], count: int, seed: int) -> list[Poin
     More points begin with those of fewer, so that a sweep can be continued by a larger number.
 
     Raises:
-        UserError: there are not so many different points.
+        UserError: there are fewer different points.
     """
     random = Random(seed)
     points, repeated = list[Point](), 0

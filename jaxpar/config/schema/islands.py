@@ -31,11 +31,11 @@ class IslandsConfig:
     """Whether an island applies its outer gradient at once and those of the others a period later (arXiv:2502.12996);
     messages run beside a step."""
     wire: Literal["int8", "int4"] | None = None
-    """Outer gradients while they travel: codes of 8 or 4 bits with a scale for each 256 of them, summed in float32;
+    """Dtype of outer gradients in messages: codes of 8 or 4 bits with a scale for each 256 of them, summed in float32;
     null is float32."""
     offload: Literal["none", "host"] = "none"
-    """Where the global weights and their momentum are between exchanges: on the device, or in pinned host memory, from
-    which the rows of a fragment are fetched in the steps that read or change them."""
+    """Placement of the global weights and their momentum between exchanges: on the device, or in pinned host memory,
+    from which the rows of a fragment are fetched in the steps that read or change them."""
     folder: str | None = None
     """A folder that all islands see, where each is a separate job with a local mesh: they exchange outer gradients
     through it (`docs/island-jobs.md`), and `run.name` is the name of an island. Null is for islands of one job."""

@@ -28,7 +28,7 @@ class ParallelConfig:
     expert: Annotated[int, AXIS] = 1
     """Expert parallelism; for dense weights it is another data-parallel axis."""
     experts: ExpertOptions = field(default_factory=ExpertOptions)
-    """How experts get their tokens and multiply them, where the model has some (`docs/experts.md`)."""
+    """Exchange and matmuls of experts (`docs/experts.md`)."""
     context: Annotated[int, AXIS] = 1
     """Context parallelism: the sequence is split, inside attention too."""
     tensor: Annotated[int, AXIS] = 1
@@ -52,8 +52,8 @@ class ParallelConfig:
     """`uniform`: all ranks run the same program in each tick; `branching`: each rank runs only its own action, in the
     published order, which needs layers without permutes."""
     context_strategy: Literal["auto", "allgather", "ring", "ulysses", "usp"] = "auto"
-    """How attention sees the other ranks' keys and values: `allgather` gathers them, `ring` passes them from rank to
-    rank, `ulysses` exchanges sequence for heads, `usp` does both (`docs/long-context.md`)."""
+    """Access of attention to the other ranks' keys and values: `allgather` gathers them, `ring` passes them from rank
+    to rank, `ulysses` exchanges sequence for heads, `usp` does both (`docs/long-context.md`)."""
     context_order: Literal["auto", "contiguous", "zigzag", "striped"] = "auto"
     """Tokens of a row that a context rank holds: one contiguous part; two parts, one from each end (`zigzag`); or
     every n-th token of n ranks (`striped`). The latter two balance the work of a causal mask."""
@@ -116,7 +116,7 @@ class PrecisionConfig:
     gradient: Literal["float32", "bfloat16"] = "float32"
     """Accumulation and reduction of gradients."""
     moments: Literal["float32", "bfloat16", "int8"] = "float32"
-    """How the optimizer's moments are stored between updates: `bfloat16` halves them; `int8` takes about 1 byte an
+    """Dtype of the optimizer's moments between updates: `bfloat16` halves them; `int8` takes about 1 byte an
     element for the layers' matrices (8 bits in blocks with a scale each), with bfloat16 for embedding and head and
     float32 for norms and biases. Updates are computed in float32."""
 
@@ -157,7 +157,7 @@ class MemoryConfig:
     """Bytes of host memory per device for offloaded activations and for state under `optimizer_offload: host`. Null
     divides the machine's memory, or the `host_memory` of a described cluster, among its devices."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
-    """Where master weights and moments are stored: on the device, in pinned host memory (`host`), or in files under
+    """Storage of master weights and moments: on the device, in pinned host memory (`host`), or in files under
     `memory.offload_dir` (`file`). Results and checkpoints have the same bits."""
     weights_offload: Literal["none", "host"] = "none"
     """`host` keeps weights and gradients of layers in pinned host memory within a step, too. It needs

@@ -26,7 +26,7 @@ class RlConfig:
     minibatches: Annotated[int, at_least(1, ROWS)] = 1
     """Parts of a batch of answers, by prompts: each is a step of its own. `data.batch_size` has room for one."""
     epochs: Annotated[int, at_least(1, 1000)] = 1
-    """How often a batch of answers is learned from (`num_iterations` in TRL, `ppo_epochs` in verl). After the first
+    """Number of passes over a batch of answers (`num_iterations` in TRL, `ppo_epochs` in verl). After the first
     step, the ratios of the loss are relative to the weights before it."""
     mode: Literal["sync", "one_step_off", "async"] = "sync"
     """`sync` draws a batch of answers with the weights that learn from it next; `one_step_off` while the one before it

@@ -11,7 +11,7 @@ from jaxpar.config.mappings.limits import LimitsConfig
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How long a run is, where it writes, how often it logs."""
+    """Length, folder and logging of a run."""
 
     name: str = "run"
     """Name of the run: the folder `<run.dir>/<run.name>` holds everything it writes."""
@@ -26,7 +26,7 @@ class RunConfig:
     seed: Annotated[int, SEED] = 0
     """Seed of the initial weights, the data order and dropout."""
     init_from: str | None = None
-    """Where a new run takes its weights from, instead of drawing them: a folder in Hugging Face's format, of another
+    """Source of a new run's weights, in place of random ones: a folder in Hugging Face's format, of another
     run, of a checkpoint, or one that `python -m jaxpar.convert` wrote. Optimizer, data and step start over, but for
     `init_optimizer`, and the model's weights must have the same shapes. A run that has a checkpoint continues from
     that."""
@@ -71,7 +71,7 @@ class WatchConfig:
     max_rollbacks: Annotated[int, at_least(1)] = 3
     """The run stops at the spike after this many rollbacks."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
-    """From where each kind of anomaly is reported."""
+    """Limits from which each kind of anomaly is reported."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class DistributedConfig:
     """A file with a secret that all processes must know to join; null takes `JAXPAR_SECRET`, and without it there is
     none (`docs/network.md`)."""
     timeout_s: Annotated[int, at_least(1, SECONDS)] = 1800
-    """How long to wait for the other processes at start-up, in seconds; who is missing is printed meanwhile."""
+    """Seconds to wait for the other processes at start-up; missing ones are printed meanwhile."""
     heartbeat_timeout_s: Annotated[int, at_least(2, SECONDS)] = 30
     """A process without a heartbeat for this many seconds ends the job: it was stopped, or its host is down."""
     step_timeout_s: Annotated[int, at_least(1, SECONDS)] | None = None

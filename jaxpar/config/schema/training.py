@@ -120,7 +120,7 @@ class RampPart:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where tokens come from and how they become a batch."""
+    """Source of tokens, and how they become a batch."""
 
     source: Annotated[str, DATA_SOURCES] = "stdlib"
     """`stdlib`: the sources of Python's standard library as bytes; `tokens`: what `python -m jaxpar.prepare` made, or

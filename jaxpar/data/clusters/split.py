@@ -38,7 +38,7 @@ _BATCH = 1024
 
 @dataclass(frozen=True)
 class Clustering:
-    """How documents are put into clusters."""
+    """Settings of clustering."""
 
     k: int
     seed: int = 0

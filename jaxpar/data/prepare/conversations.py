@@ -25,7 +25,7 @@ def template_of(options: Options, tokenizer: Path) -> ChatTemplate:
     if template is None:
         raise UserError(
             f"--format {options.format}: there is no chat template beside --tokenizer {quoted(str(tokenizer))}, "
-            f"neither chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML}"
+            f"in chat_template.jinja or {CHAT}; expected --chat-template FILE, or --chat-template {CHATML}"
         )
     return template
 

@@ -86,7 +86,7 @@ class Marks[Parsed, Marked]:
         return opened, of_splits
 
     def _lines(self, file: Path, opened: TokenFolder) -> Iterator[tuple[str, tuple[int, Marked]]]:
-        """For the tokens of each line's text the line and its marks."""
+        """Line and marks of the tokens of each line's text."""
         codec, tokenizer = opened.codec, opened.codec.tokenizer
         tokenizer.encode_special_tokens = True
         try:

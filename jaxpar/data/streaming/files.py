@@ -90,7 +90,7 @@ class Blocks:
         lanes: how many read them.
 
     Raises:
-        UserError: compressed files would be read too often for so many lanes.
+        UserError: compressed files would be read too often for this number of lanes.
     """
 
     def __init__(self, files: Sequence[Input], lanes: int) -> None:

@@ -33,7 +33,7 @@ _REMEMBERED = 4096
 
 
 class Position(NamedTuple):
-    """Where a row of a lane begins."""
+    """Start of a row of a lane."""
 
     epoch: int
     index: int
@@ -104,7 +104,7 @@ class Lane:
         self._lock = threading.Lock()
 
     def position(self, row: int) -> Position:
-        """Where a row begins, which may be the one after the last."""
+        """Start of a row, which may be the one after the last."""
         with self._lock:
             return self._known(row)
 

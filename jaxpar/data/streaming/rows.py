@@ -152,7 +152,7 @@ class StreamRows:
 def first_documents(
     workers: Workers, blocks: Blocks, tokens: int, *, validation_fraction: float, validation: bool = False
 ) -> TokenStream | None:
-    """The documents of blocks that have so many tokens together, or of all; None where there are none.
+    """The documents of blocks with this number of tokens together, or of all; None if there are none.
 
     The blocks are in a random order, so that a few of them are of all files.
     """

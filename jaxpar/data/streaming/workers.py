@@ -33,7 +33,7 @@ class Worker(NamedTuple):
 
 
 class Workers:
-    """So many processes, which take tasks in the order in which these are asked for.
+    """Worker processes, which take tasks in the order in which these are asked for.
 
     Args:
         form: of the tokens.

@@ -160,7 +160,7 @@ def read_index(folder: Path) -> Index:
         raw = read_file(path)
     except FileNotFoundError:
         raise UserError(
-            f"{folder} has no {INDEX}, so it is no token folder, or its preparation has not ended; "
+            f"{folder} has no {INDEX}, so it is not a token folder, or its preparation has not ended; "
             "expected one that python -m jaxpar.prepare has made"
         ) from None
     except OSError as error:

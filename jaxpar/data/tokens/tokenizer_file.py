@@ -57,7 +57,7 @@ def load_tokenizer(path: Path, label: str) -> Tokenizer:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"{label} cannot be read ({reason})") from error
     check_limits(parse_json(text, label), label)
-    with without_panics(label, "is no tokenizer file of Hugging Face's tokenizers"):
+    with without_panics(label, "is not a tokenizer file of Hugging Face's tokenizers"):
         return prepared_for_text(Tokenizer.from_str(text))
 
 
@@ -102,7 +102,7 @@ def end_of_document(tokenizer: Tokenizer, wanted: str | None, option: str = "--s
     if wanted is not None:
         token_id = tokenizer.token_to_id(wanted)
         if token_id is None:
-            raise UserError(f"{option} {quoted(wanted)} is no token of the tokenizer; {_special(tokenizer)}")
+            raise UserError(f"{option} {quoted(wanted)} is not a token of the tokenizer; {_special(tokenizer)}")
         return token_id
     for name in END_NAMES:
         token_id = tokenizer.token_to_id(name)

@@ -24,7 +24,7 @@ MOST_TOKENS_BEFORE = 1000
 MOST_STEPS = 100
 """Steps of a text before it is tokens, and of tokens before they are a text."""
 MOST_GROWTH = 1000
-"""How many times as many bytes a text may have after them."""
+"""Largest factor by which they may lengthen a text, in bytes."""
 LONGEST_WORD = 1000
 """Letters of a word of WordPiece, whose time is quadratic in them; longer ones are unknown."""
 type JsonObject = dict[str, Any]
@@ -135,7 +135,7 @@ def _pattern(step: JsonObject, kind: str) -> str:
 
 
 def _growth(step: JsonObject, where: str) -> float:
-    """How many times as many bytes a step may make of a text."""
+    """Largest factor by which a step may lengthen a text, in bytes."""
     if isinstance(charsmap := step.get("precompiled_charsmap"), str):
         return _longest_of_map(charsmap, where)
     text = step.get("content", step.get("prepend"))

@@ -149,7 +149,7 @@ class Admission:
             if len(client.unread) > LINE_BYTES:
                 raise Malformed(f"a line has more than {LINE_BYTES} bytes")
         except Malformed as error:
-            self._refuse(client, f"this is no process of this jaxpar: {error}")
+            self._refuse(client, f"this is not a process of this jaxpar: {error}")
         except Refused as error:
             self._refuse(client, str(error))
 

@@ -71,7 +71,7 @@ def meet(
     except (OSError, OverflowError, UnicodeError, Refused) as error:
         why = str(error) if isinstance(error, Refused) else getattr(error, "strerror", None) or str(error)
         if address is not None and address.foreign:
-            why += f"; {address.host} is no address of {socket.gethostname()}, where process 0 is"
+            why += f"; {address.host} is not an address of {socket.gethostname()}, where process 0 is"
         elif why == ABSENT and is_loopback(host):
             why += f"; {host} is {socket.gethostname()} itself here, and process 0 may be on another host: set "
             why += "distributed.coordinator to an address of that host"

@@ -70,7 +70,7 @@ class Adapter:
     """Factors for matrices of a model."""
 
     factors: Mapping[tuple[str, int], Pair]
-    """By name and layer of a matrix, A [*inputs, rank] and B [rank, *outputs], which has the scale in it; float32.
+    """Factors A [*inputs, rank] and B [rank, *outputs] in float32, by matrix name and layer; B includes the scale.
     Those of routed experts have the expert as their first dim."""
 
     @property

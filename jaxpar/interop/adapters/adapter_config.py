@@ -55,7 +55,7 @@ def config_of(folder: Path, key: str) -> tuple[Mapping[str, object], Scales]:
         why = getattr(error, "strerror", "it is not UTF-8")
         raise UserError(f"{key}: {named(file)} cannot be read ({why})") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise UserError(f"{key}: {named(file)} is no adapter of LoRA; expected peft_type: LORA")
+        raise UserError(f"{key}: {named(file)} is not an adapter of LoRA; expected peft_type: LORA")
     for name, value in config.items():
         values = PLAIN_LORA_OPTIONS.get(name, OFF)
         if name not in FREE and not any(value == one and type(value) is type(one) for one in values):

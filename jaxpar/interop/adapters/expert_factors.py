@@ -18,7 +18,7 @@ from jaxpar.mesh.parameters import ParamSpec
 
 _WRAPPED = ".base_layer"
 ARRAYS = {"gate_up_proj": ("layers.mlp.gate", "layers.mlp.up"), "down_proj": ("layers.mlp.down",)}
-"""By the name of an array in transformers, our weights in it, in the order in which PEFT wraps their module: the
+"""Our weights in each array of transformers, by its name, in the order in which PEFT wraps their module: the
 factors of the last array have the module's name, those of others `base_layer` behind it."""
 SWAPPED = (0, 19)
 """The first version of PEFT whose factors A have the inputs of an array [experts, outputs, inputs], and not its second
@@ -31,7 +31,7 @@ class ExpertArray:
 
     layer: int
     name: str
-    """With that of its module, as patterns of scales match it."""
+    """Name with that of its module, which patterns of scales match."""
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def expert_modules(modules: Mapping[str, StoredTensor]) -> dict[str, int]:
 
 
 def array_of(module: str, config: Mapping[str, object], layers: Mapping[str, int]) -> ExpertArray | None:
-    """The array that the factors of a module are for, by `adapter_config.json`; None if it is no module of experts.
+    """The array that the factors of a module are for, by `adapter_config.json`; None if it is not a module of experts.
 
     Args:
         module: its name.

@@ -143,7 +143,7 @@ def _file_factors(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[s
     files = _Files(folder)
     modules, where = _modules(base), f"{key}: {named(folder)}"
     of_all_experts = expert_modules(modules)
-    modules = {name: one for name, one in modules.items() if not one.laid.specs[0].routed}  # an array is no module
+    modules = {name: one for name, one in modules.items() if not one.laid.specs[0].routed}  # an array is not a module
     left = dict.fromkeys(files.tensors)
     while left:
         name = next(iter(left))

@@ -40,10 +40,10 @@ def _differing(keys: Mapping[str, object], base: Mapping[str, object]) -> dict[s
     for key, value in differing.items():
         if isinstance(value, dict) and isinstance(before := base.get(key), dict):
             differing[key] = _differing(value, before)
-    return {key: _as_mapping(value) for key, value in differing.items()}
+    return {key: _changed_members(value) for key, value in differing.items()}
 
 
-def _as_mapping(value: object) -> object:
+def _changed_members(value: object) -> object:
     """A value as a kind has it: of a mapping's dataclass, the members that are not at their defaults."""
     if not is_dataclass(value):
         return value
@@ -57,7 +57,7 @@ def layer_models(model: ModelConfig) -> list[ModelConfig]:
 
 
 def key_sources(model: ModelConfig) -> list[int | None]:
-    """For each layer the index of the one whose keys and values it shares; None where it makes some."""
+    """Index, for each layer, of the layer whose keys and values it shares; None if it computes its own."""
     kinds, sources = layer_kinds(model), list[int | None]()
     for layer, one in enumerate(layer_models(model)):
         source = None if one.keys_of is None else layer - 1 - kinds[:layer][::-1].index(one.keys_of)

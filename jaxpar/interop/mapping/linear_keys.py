@@ -68,7 +68,7 @@ class StateLayers:
     mixer: str
     """Ours, of layers that are named `linear_attention`."""
     interval: str = "full_attention_interval"
-    """The key by which every so many layers have attention, where there are no `layer_types`."""
+    """The key for the interval between layers with attention, if there are no `layer_types`."""
     every: int = 4
     """The default of `interval`."""
 

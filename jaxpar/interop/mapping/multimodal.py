@@ -17,7 +17,7 @@ from jaxpar.interop.mapping.quantization import QUANTIZATION
 
 TEXT = "text_config"
 _BEGINNINGS = ("model.language_model.", "language_model.model.")
-"""In place of a family's `model.`, as files and transformers have written it."""
+"""Prefixes that replace a family's `model.` in files and in transformers."""
 _HEADS = ("language_model.",)
 """Before the head in some files."""
 _SHARED = (QUANTIZATION, "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -44,7 +44,7 @@ MULTIMODAL: Mapping[str, Multimodal] = {
     "qwen3_5": Multimodal(False),
     "qwen3_5_moe": Multimodal(False),
 }
-"""By `model_type`. `text_config` names the family of the text part."""
+"""Multimodal models by `model_type`. `text_config` names the family of the text part."""
 
 
 def text_part(hf_config: HFConfig, architectures: Mapping[str, str]) -> HFConfig:

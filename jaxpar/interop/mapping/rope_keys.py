@@ -140,14 +140,14 @@ class RopeByType:
         of_global = _stated(hf_config, {"rope_scaling": hf_config.get("rope_scaling"), global_key: by_type.get(GLOBAL)})
         of_local = _stated(hf_config, {local: by_type.get(LOCAL)})
 
-        def of_type(theta: str, stated: Stated, base: float) -> dict[str, object]:
+        def rotary_keys(theta: str, stated: Stated, base: float) -> dict[str, object]:
             proportional = any(mapping.get("rope_type") == "proportional" for mapping in stated.values())
             rotary = _rotary(hf_config, theta, stated, base, self.scalings, 1.0 if proportional else None)
             return {"partial": 1.0} | rotary if "proportional" in self.scalings else rotary
 
         rotary = {
-            GLOBAL: of_type(self.bases[0] if self.bases else "rope_theta", of_global, self.base),
-            LOCAL: of_type(self.bases[1] if self.bases else "", of_local, self.local_base),
+            GLOBAL: rotary_keys(self.bases[0] if self.bases else "rope_theta", of_global, self.base),
+            LOCAL: rotary_keys(self.bases[1] if self.bases else "", of_local, self.local_base),
         }
         return [{"rope": rotary[one]} for one in layer_types(hf_config, layers, self.types)]
 

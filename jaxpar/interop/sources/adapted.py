@@ -1,4 +1,4 @@
-"""The weights of a run with low-rank factors (`lora`): those of the model that it adapts, merged with the factors."""
+"""Weights of a run with LoRA (`lora`): those of its base model, merged with the low-rank factors."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from jaxpar.remote.cache import source_url
 
 
 def base_facts(source: WeightSource) -> dict[str, object]:
-    """The fact that names `source` as the model that factors adapt."""
+    """Checkpoint metadata that names `source` as the base model of LoRA's factors."""
     return {BASE: {"path": source_url(source.location), "digest": source.digest}}
 
 
-def check_base(source: WeightSource, facts: Mapping[str, Any], what: str) -> None:
-    """Refuse a model other than the one that saved factors adapt.
+def check_base(source: WeightSource, facts: Mapping[str, Any], checkpoint: str) -> None:
+    """Refuse a model other than the base model of saved factors.
 
     Args:
         source: the model.
-        facts: of the checkpoint with the factors.
-        what: names the checkpoint, for messages.
+        facts: metadata of the checkpoint with the factors.
+        checkpoint: what messages call that checkpoint.
 
     Raises:
-        UserError: its weights are others.
+        UserError: the model's weights differ from those of the base model.
     """
     if BASE not in facts:
-        raise UserError(f"{what} has factors, and no {BASE!r} in its facts: the model that they adapt is unknown")
+        raise UserError(f"{checkpoint} has LoRA factors, but no {BASE!r} in its facts: their base model is unknown")
     if source.digest != facts[BASE]["digest"]:
         raise UserError(
-            f"{what} has factors for the weights of {facts[BASE]['path']}, and {named(source.location)} has different "
-            "weights; expected the same"
+            f"{checkpoint} has LoRA factors for the weights of {facts[BASE]['path']}; {named(source.location)} has "
+            "different weights; expected the same"
         )
 
 
@@ -112,12 +112,12 @@ class AdaptedWeights:
             return frozen
         end = spec.stack + spec.inputs
         a, b = self.read_factors(weight, layers, (region[: spec.stack], region[spec.stack : end], region[end:]))
-        each = [
+        pairs = [
             pair
             for factors in zip(a, b, strict=True)
             for pair in (zip(*factors, strict=True) if spec.stack else (factors,))
         ]
-        products = np.stack([np.tensordot(*pair, 1) for pair in each])
+        products = np.stack([np.tensordot(*pair, 1) for pair in pairs])
         return frozen + np.float32(self.scale) * products.reshape(frozen.shape)
 
     @property
@@ -138,8 +138,10 @@ class AdaptedWeights:
     def read_factors(
         self, weight: str, layers: Sequence[int], regions: tuple[Region, Region, Region]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A [layer, *stack, *inputs, rank] and B [layer, *stack, rank, *outputs] of a weight, for regions of the dims
-        that number its matrices in a layer, of its inputs and of its outputs."""
+        """A [layer, *stack, *inputs, rank] and B [layer, *stack, rank, *outputs] of a weight.
+
+        `regions` are the regions of its stack dims (such as experts), of its inputs and of its outputs.
+        """
         stack, inputs, outputs = regions
         rank = slice(0, self.rank)
         a, b = (f"{weight}_{name}" for name in FACTORS)

@@ -106,7 +106,7 @@ class TensorFiles:
     def _tensors_of(self, file: Path, listed: list[str] | None) -> Mapping[str, Stored]:
         tensors = {}
         opened = self._file(file)
-        for name in opened.keys():  # noqa: SIM118 it is no mapping
+        for name in opened.keys():  # noqa: SIM118 it is not a mapping
             part = opened.get_slice(name)
             dtypes = {**DTYPES, **self.packed}
             if part.get_dtype() not in dtypes:

@@ -101,8 +101,8 @@ def chat_encoder_of(
         chosen, file = next(((one, file) for one, file in beside if one is not None), (None, files[0]))
     if chosen is None:
         raise UserError(
-            f"--chat: no chat template is known for {named(source.path)}: there is none beside {named(file)}, neither "
-            f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML} for a "
+            f"--chat: no chat template is known for {named(source.path)}: there is none beside {named(file)}, in "
+            f"chat_template.jinja or {CHAT}; expected --chat-template FILE, or --chat-template {CHATML} for a "
             "model that was trained with it"
         )
     text = read_model_text(file, file.parent)
@@ -118,7 +118,7 @@ def _texts(names: Iterable[str]) -> list[str]:
 
 
 def training_folders(source: Model, report: Report) -> list[Path]:
-    """The token folders that a model's own run was trained on; none for a model that is no run's."""
+    """The token folders that a model's own run was trained on; none for a model that is not a run's."""
     folders = []
     tuned = isinstance(source, AdaptedWeights) or source.origin is None
     if tuned and not isinstance(source, HFFolder):

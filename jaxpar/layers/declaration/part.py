@@ -126,7 +126,7 @@ class Part:
     weights: Weights
     activations: tuple[Activation, ...]
     operations: tuple[Operation, ...]
-    """In order; a group of matmuls inward is the first, one outward the last."""
+    """Operations in order; a group of matmuls inward is the first, one outward the last."""
     terms: tuple[Term, ...] = ()
     chosen: int = 1
     """Matrices of each routed weight that a token uses."""
@@ -208,9 +208,9 @@ class Layer:
     norms: Mapping[str, Weights]
     """The weights of its norms, and of what is around its parts as they are, by name."""
     activations: tuple[Activation, ...]
-    """In the order of the forward, the layer's input first."""
+    """Activations in the order of the forward, the layer's input first."""
     operations: tuple[tuple[Part, Operation], ...]
-    """In order, each with the part that it belongs to, or whose input or output it makes."""
+    """Operations in order, each with the part that it belongs to, or whose input or output it makes."""
 
     @property
     def weights(self) -> dict[str, Weights]:

@@ -1,4 +1,4 @@
-"""How modules declare weights: an `nnx.Param` without an array, which carries its `ParamSpec`."""
+"""Declarations of weights in modules: an `nnx.Param` without an array, which carries its `ParamSpec`."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def balanced(scores: Float[Array, "tokens experts"], valid: Bool[Array, " tokens
         new = state.prices[best[:, 0]] + values[:, 0] - values[:, 1] + step
         owner = jnp.where(waits(state), best[:, 0], state.owner)
         bids = jnp.where(waits(state), new, state.bids)
-        place, bidders = _places(owner, -bids, experts)
-        accepted = place < room
+        position, bidders = _places(owner, -bids, experts)
+        accepted = position < room
         lowest = jnp.full(experts, jnp.inf).at[owner].min(jnp.where(accepted, bids, jnp.inf), mode="drop")
         prices = jnp.where(bidders >= room, lowest, 0.0)
         return alike(_Auction(jnp.where(accepted, owner, experts), bids, prices, state.rounds + 1))
@@ -84,8 +84,8 @@ def within_capacity(
     in the order of the tokens."""
     real = valid[:, None] & (indices != NO_EXPERT)
     room = jnp.ceil(factor * valid.sum() * indices.shape[1] / experts)
-    place, _ = _places(jnp.where(real, indices, experts).ravel(), None, experts)
-    return real & (place.reshape(indices.shape) < room)
+    position, _ = _places(jnp.where(real, indices, experts).ravel(), None, experts)
+    return real & (position.reshape(indices.shape) < room)
 
 
 def _rounded(scores: Float[Array, "tokens experts"]) -> Float[Array, "tokens experts"]:
@@ -104,5 +104,5 @@ def _places(
     rank = jnp.argsort(order)
     sizes = jnp.bincount(owner, length=experts + 1)
     starts = jnp.cumsum(sizes) - sizes
-    place = jnp.where(owner < experts, rank - starts[owner], len(owner))
-    return place, sizes[:experts]
+    position = jnp.where(owner < experts, rank - starts[owner], len(owner))
+    return position, sizes[:experts]

@@ -56,9 +56,9 @@ class Clusters(NamedTuple):
     """Assignments of a rank's tokens in the order of their clusters, and the clusters."""
 
     order: Int[Array, " assignments"]
-    """The assignment at each place, or `NONE` of those that do not count."""
-    place: Int[Array, "tokens chosen"]
-    """Where each assignment stands in that order, or `NONE`."""
+    """The assignment at each position, or `NONE` for invalid ones."""
+    position: Int[Array, "tokens chosen"]
+    """Position of each assignment in that order, or `NONE`."""
     cluster: Int[Array, " assignments"]
     """Its cluster, or `NONE`."""
     last: Int[Array, " clusters"]
@@ -72,11 +72,11 @@ class Clusters(NamedTuple):
     @property
     def tokens(self) -> Int[Array, " assignments"]:
         """The token of each assignment, or `NONE`."""
-        return self.order // self.place.shape[1]
+        return self.order // self.position.shape[1]
 
 
 def cluster_room(experts: ExpertsConfig, share: float, tokens: int, slices: int) -> int:
-    """Clusters of so many tokens of a rank: at least one for each expert, at most one for each choice."""
+    """Number of clusters of a rank's tokens: at least one for each expert, at most one for each choice."""
     choices = tokens * experts.per_token
     return slices * ceil(min(choices, max(experts.count, share * choices)) / slices)
 
@@ -121,13 +121,13 @@ def dimensions_of(embed: int, experts: int, room: int) -> int:
 
 
 def hashes_of(
-    x: Float[Array, "tokens embed"], number: int, layer: Int[Array, ""] | int, dimensions: int
+    x: Float[Array, "tokens embed"], hashes: int, layer: Int[Array, ""] | int, dimensions: int
 ) -> Int[Array, "tokens hashes"]:
     """Cross-polytope hashes: the coordinate of the largest magnitude of a rotated token, and its sign (Andoni et al.,
     arXiv:1509.02897). Each layer and each hash has a rotation, for which Gaussian matrices stand."""
     x = lax.stop_gradient(x).astype(jnp.float32)
     key = jax.random.fold_in(jax.random.key(SEED), layer)
-    rotations = jax.random.normal(key, (x.shape[1], number, dimensions), jnp.float32)
+    rotations = jax.random.normal(key, (x.shape[1], hashes, dimensions), jnp.float32)
     rotated = jnp.einsum("te,ehv->thv", x, rotations, precision="highest")
     best = jnp.argmax(jnp.abs(rotated), axis=2)
     negative = jnp.take_along_axis(rotated, best[:, :, None], axis=2)[:, :, 0] < 0
@@ -154,19 +154,19 @@ def clusters_of(
     order = jnp.lexsort(keys[::-1])
     keys = keys[:, order]
     there = keys[0] < experts
-    number = there.sum()
+    assigned = there.sum()
     differs = jnp.pad(keys[:, 1:] != keys[:, :-1], ((0, 0), (1, 0)), constant_values=True)
     level = jnp.where(there & differs.any(axis=0), jnp.argmax(differs, axis=0), len(keys))
     begins, places = level < len(keys), jnp.arange(order.size)
     starts = jnp.where(begins | ~there, places, order.size)
     after = lax.cummin(jnp.append(starts[1:], order.size), reverse=True)
-    length = jnp.minimum(after, number) - places
+    length = jnp.minimum(after, assigned) - places
     rank = jnp.argsort(jnp.lexsort((-length, level)))
     begins_cluster = begins & (rank < room)
     cluster = jnp.where(there, jnp.cumsum(begins_cluster) - 1, NONE)
     first = jnp.argsort(~begins_cluster, stable=True)[:room]
     used = jnp.arange(room) < begins_cluster.sum()
-    end = jnp.where(jnp.arange(room) + 1 < begins_cluster.sum(), jnp.append(first[1:], 0), number)
+    end = jnp.where(jnp.arange(room) + 1 < begins_cluster.sum(), jnp.append(first[1:], 0), assigned)
     return Clusters(
         jnp.where(there, order, NONE),
         jnp.where(real, jnp.argsort(order).reshape(tokens, chosen), NONE),
@@ -180,7 +180,7 @@ def clusters_of(
 
 def centroids_of(clusters: Clusters, x: Float[Array, "tokens embed"]) -> Float[Array, "clusters embed"]:
     """The mean of the tokens of each cluster."""
-    rows = spread(x, clusters.tokens, clusters.place).astype(jnp.float32)
+    rows = spread(x, clusters.tokens, clusters.position).astype(jnp.float32)
     sums = _sums(rows, clusters.cluster, clusters.last)
     return (sums / jnp.maximum(clusters.size, 1)[:, None]).astype(x.dtype)
 
@@ -196,9 +196,9 @@ def restored(
     """`sum_i w_i (expert_i(c) + residual (x - c))` over the experts of each token, from the `results` of the experts
     for the centroids c."""
     moved = results.astype(jnp.float32) - residual * centroids.astype(jnp.float32)
-    weights = spread(gates.reshape(-1, 1), clusters.order, clusters.place.reshape(-1, 1))
-    moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.tokens, clusters.place)
-    inputs = jnp.where(clusters.place >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
+    weights = spread(gates.reshape(-1, 1), clusters.order, clusters.position.reshape(-1, 1))
+    moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.tokens, clusters.position)
+    inputs = jnp.where(clusters.position >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
     return (moved + residual * inputs).astype(x.dtype)
 
 

@@ -21,10 +21,10 @@ ROUTED = ("routed", "expert_mlp")
 SHARED = ("shared_mlp",)
 """Dims of a hidden activation of the shared ones."""
 ROUTER_NORM, ROUTED_NORM, EXPERT_SCALE = "router_norm", "routed_norm", "expert_scale"
-"""With `model.experts.norms`: scales of the norms of the inputs of the router and of the routed experts, and a factor
-of the weight of each expert."""
+"""Weights of `model.experts.norms`: scales of the norms of the inputs of the router and of the routed experts, and a
+factor of the weight of each expert."""
 NORMS_OF_OUTPUTS = ("post_routed_norm", "post_shared_norm")
-"""With it also, scales of the norms of what the routed experts and the shared one make."""
+"""Further weights of it: scales of the norms of what the routed experts and the shared one make."""
 SHARED_ROUTER = "shared_router"
 """The router of the shared ones: a logit of each token, whose sigmoid weighs their output."""
 

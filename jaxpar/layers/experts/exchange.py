@@ -1,4 +1,4 @@
-"""How tokens reach the ranks of their experts and how results return: one round, of one slice of a rank's tokens."""
+"""Exchange of tokens with the ranks of their experts, and of results: one round, of one slice of a rank's tokens."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def announce(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> Places:
-        """Where the rows that this rank receives are multiplied, and with which weights, for each slice of a stack."""
+        """Order and weights with which the rows that this rank receives are multiplied, for each slice of a stack."""
 
     def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, Places | None]:
         """The part of a stack of slices that is sent, and where this rank multiplies its tokens of all slices for its
@@ -74,7 +74,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def combine(self, window: Window, results: Float[Array, "rows embed"]) -> Float[Array, "tokens embed"]:
-        """For each token the sum of its results, from those of the rows that each rank has received."""
+        """Sum of each token's results, from the rows that each rank has received."""
 
 
 class AllToAll(Exchange):
@@ -95,7 +95,7 @@ class AllToAll(Exchange):
         return lists_by_rank(indices, valid, self.ranks, self.experts, self.room, self.rows)
 
     def announce(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> Places:
-        """From what other ranks announce, in one message for all slices: for each slot its weight, and its expert and
+        """Facts that other ranks announce, in one message for all slices: of each slot its weight, and its expert and
         row as the bits of a number."""
         slices, slots = len(gates), window.assignments.shape[1] // self.ranks
 
@@ -155,7 +155,7 @@ class AllGather(Exchange):
         )
 
     def announce(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> Places:
-        """From the weights of all tokens."""
+        """Weights of the received rows, from those of all tokens."""
         gathered = gather_tokens(gates.swapaxes(0, 1)).swapaxes(0, 1)
         return jax.vmap(partial(sort_tokens_by_expert, each=self.experts))(window, gathered)
 
@@ -175,6 +175,6 @@ EXCHANGES: dict[str, Callable[[ExpertsConfig, int, ExpertLayout], Exchange]] = {
     "hierarchical": AllToAll,
     "all_gather": AllGather,
 }
-"""By the name in a plan. `hierarchical` is `AllToAll` by `exchange_tokens_by_node`. JAX's
+"""Exchanges by the name in a plan. `hierarchical` is `AllToAll` by `exchange_tokens_by_node`. JAX's
 `ragged_all_to_all` is not used: its result has the varying type of its output buffer, so that a missing reduction would
 not be noticed, it does not run on CPUs, and on GPUs it has crashed above 32 ranks."""

@@ -24,7 +24,6 @@ from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, SHARED_ROUTER, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
-from jaxpar.layers.experts.logits import logits_of, router_logits
 from jaxpar.layers.experts.rounds import Operands, exchanged, stacked_lists
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import (
@@ -34,6 +33,8 @@ from jaxpar.layers.experts.routing import (
     Routing,
     Sums,
     TokenOrder,
+    logits_of,
+    router_logits,
     sequence_loss,
     share,
     z_loss,

@@ -55,7 +55,7 @@ def _all_gather(experts: ExpertsConfig, capacity: float, expert: int, tensor: in
 MESSAGES: dict[str, Callable[[ExpertsConfig, float, int, int], tuple[Message, ...]]] = {
     "all_to_all": _all_to_all, "hierarchical": _all_to_all, "all_gather": _all_gather,
 }  # fmt: skip
-"""By `parallel.experts.exchange`: (experts, capacity, expert ranks, tensor ranks) -> one way of the rows, of
+"""Functions by `parallel.experts.exchange`: (experts, capacity, expert ranks, tensor ranks) -> one way of the rows, of
 those to other ranks. `PLACE_BYTES` of each choice go ahead of the rows. In two levels the rows are counted once."""
 
 

@@ -39,9 +39,9 @@ class Operands(NamedTuple):
     """The operands of the products of rows."""
 
     weights: Arrays
-    """With what else the products need to know of the layer, as numbers."""
+    """Inputs of the products, with further numbers of the layer."""
     observed: Mapping[str, Maxima]
-    """By group of matmuls, zeros whose cotangents are statistics of its tensors over slices and rounds, where they are
+    """Zeros, by group of matmuls, whose cotangents are statistics of its tensors over slices and rounds, where they are
     asked for."""
 
     def for_each_use(self, uses: int) -> list[Operands]:
@@ -61,15 +61,15 @@ class Layer(NamedTuple):
     """(tokens, *constants) -> what experts that all tokens use add to them."""
 
     def multiplied(self, w: Operands, places: Places, rows: jax.Array) -> jax.Array:
-        """For each source of `places` the sum over its experts, from the rows in their order."""
+        """Sum over the experts of each source of `places`, from the rows in their order."""
         return collect(self.products(w, rows, places.weights, places.sizes), places.take, places.back)
 
     def received(self, w: Operands, places: Places, rows: jax.Array) -> jax.Array:
-        """For each received row the sum of the results of its experts on this rank."""
+        """Sum of the results of each received row's experts on this rank."""
         return self.multiplied(w, places, spread(checkpoint_name(rows, INPUT), places.take, places.back))
 
     def local(self, w: Operands, places: Places, x: jax.Array) -> jax.Array:
-        """For each token the sum of the results of its experts on this rank, without a message."""
+        """Sum of the results of each token's experts on this rank, without a message."""
         return self.multiplied(w, places, sent(self.exchange.dtype, spread, x, places.take, places.back))
 
 
@@ -110,7 +110,7 @@ def exchanged(
         program = jax.make_jaxpr(shared)(x)
         constants = program.consts
         shared = lambda x, *constants: eval_jaxpr(program.jaxpr, constants, x)[0]
-    fits = lists.place[0].size <= exchange.room and len(lists.place[0]) <= exchange.rows
+    fits = lists.position[0].size <= exchange.room and len(lists.position[0]) <= exchange.rows
     run = _first_round if fits else _all_rounds
     (y, beside), (handled, rounds) = run(Layer(exchange, products, shared), Inputs(w, x, gates, constants), lists)
     y = y.reshape(x.shape)

@@ -193,8 +193,9 @@ def dense_to_sparse(logits: Logits, state: RouterState, experts: ExpertsConfig, 
 
 
 def base(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
-    """In training every expert gets equally many tokens of the microbatch, such that the sum of their logits is the
-    largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
+    """Router in which, in training, every expert gets equally many tokens of the microbatch, such that the sum of
+    their logits is the largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers,
+    arXiv:2103.16716)."""
     if state.train and state.replay is None:
         assert state.order is not None and state.valid is not None, "an assignment is one of all tokens"
         indices = state.order.local(balanced(state.order.gather(logits), state.order.gather(state.valid)))[:, None]
@@ -266,7 +267,7 @@ ROUTERS: dict[str, Router] = {
     "base": Router(base, None, ordered=True, per_token=1, by_row=False),
     "expert_choice": Router(expert_choice, None, ordered=True, all_experts=True, by_row=False),
 }
-"""By name; `jaxpar.config.mappings.routers.ROUTERS` lists the names.
+"""Routers by name; `jaxpar.config.mappings.routers.ROUTERS` lists the names.
 `switch` is `softmax_top_k` of one expert (arXiv:2101.03961), and `cosine` of other logits (X-MoE, arXiv:2204.09179)."""
 
 

@@ -13,8 +13,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxpar.config.mappings.experts import ExpertsConfig
+from jaxpar.layers.block import Block
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.mesh.collectives import join_ranks, reduce_sum
+
+FIRST_TEMPERATURE = 0.07
+"""Divisor of the cosines before training (X-MoE); its factor is learned."""
 
 type Logits = Float[Array, "tokens experts"]
 
@@ -144,14 +148,14 @@ def expert_mask(indices: Int[Array, "tokens chosen"], experts: int) -> Float[Arr
     return jax.nn.one_hot(indices, experts, dtype=jnp.float32)
 
 
-def selected(state: RouterState, values: Logits, number: int) -> Int[Array, "tokens number"]:
+def selected(state: RouterState, values: Logits, k: int) -> Int[Array, "tokens k"]:
     """The experts to replay, or those with the largest values."""
-    return largest(values, number) if state.replay is None else state.replay
+    return largest(values, k) if state.replay is None else state.replay
 
 
-def largest(values: Logits, number: int) -> Int[Array, "tokens number"]:
+def largest(values: Logits, k: int) -> Int[Array, "tokens k"]:
     """The experts with the largest values, the largest first; of equal ones the first."""
-    return jax.lax.top_k(jax.lax.stop_gradient(values), number)[1]
+    return jax.lax.top_k(jax.lax.stop_gradient(values), k)[1]
 
 
 # ---- losses: functions of sums over the whole microbatch, in float32. A loss of the sums of all ranks is not a sum of
@@ -223,3 +227,26 @@ def sequence_loss(
     total = jax.tree.map(lambda leaf: reduce_sum(lax.stop_gradient(leaf), ROW_AXES), local)
     of_row = lambda local, total: total.tokens * share(balance_loss, local, total, lax.axis_size(ROW_AXES))
     return jnp.sum(jax.vmap(of_row)(local, total))
+
+
+def logits_of(block: Block, x: Float[Array, "tokens embed"], name: str) -> Float[Array, "tokens experts"]:
+    """`x` times the weight `name`, with its bias."""
+    x, w = x.astype(jnp.float32), block.weight(name).astype(jnp.float32)
+    logits = jnp.matmul(x, w, precision="highest")
+    if f"{name}_bias" in block.part.weights:
+        logits = logits + block.weight(f"{name}_bias").astype(jnp.float32)
+    return block.named(logits, f"{name}_logits")
+
+
+def router_logits(block: Block, x: Float[Array, "tokens embed"], kind: Router) -> Float[Array, "tokens experts"]:
+    """The logits of a router; of one that learns nothing, a scalar."""
+    if not kind.learned:
+        return jnp.zeros(())
+    if not kind.cosine:
+        return logits_of(block, x, "router")
+    projection, router = (block.weight(name).astype(jnp.float32) for name in ("projection", "router"))
+    projected = jnp.matmul(x.astype(jnp.float32), projection, precision="highest")
+    unit = lambda a, axis: a * lax.rsqrt(jnp.sum(jnp.square(a), axis, keepdims=True) + 1e-12)
+    tokens, experts = unit(block.named(projected, "router_projected"), 1), unit(router, 0)
+    temperature = FIRST_TEMPERATURE * jnp.exp(block.weight("temperature").astype(jnp.float32))
+    return block.named(jnp.matmul(tokens, experts, precision="highest") / temperature, "router_logits")

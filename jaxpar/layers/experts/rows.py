@@ -79,13 +79,13 @@ class Lists(NamedTuple):
     """Assignments list by list; those that do not count are last."""
     list: Int[Array, "tokens chosen"]
     """The list of each assignment; `NONE` of those that do not count."""
-    place: Int[Array, "tokens chosen"]
-    """Its place in the list."""
+    position: Int[Array, "tokens chosen"]
+    """Its position in the list."""
     token: Int[Array, "tokens chosen"]
-    """The place of its token among those of the list; in lists by expert, its own."""
+    """The position of its token in the list; in lists by expert, its own."""
     heads: Int[Array, " assignments"]
-    """Where in `order` each token of a list stands first, list by list; in lists by expert, where each assignment
-    stands."""
+    """Position in `order` of the first assignment of each token of a list, list by list; in lists by expert, where
+    each assignment stands."""
     expert: Int[Array, "tokens chosen"]
     """The index of its expert on the expert's rank."""
     lengths: Int[Array, " lists"]
@@ -97,7 +97,7 @@ class Lists(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The part of each list that a round takes: room for so many assignments and rows."""
+    """The part of each list that a round takes: a limited number of assignments and rows."""
 
     tokens: Int[Array, " rows"]
     """The token of each row that is sent, or `NONE`."""
@@ -126,7 +126,7 @@ def lists_by_rank(
     before, tokens_before = (jnp.cumsum(x, axis=0) - x for x in (assigned, (assigned > 0).astype(assigned.dtype)))
     valid_rank = jnp.minimum(rank, ranks - 1)
     within = jnp.tril(rank[:, :, None] == rank[:, None, :], -1).sum(axis=2)
-    place = jnp.take_along_axis(before, valid_rank, axis=1) + within
+    position = jnp.take_along_axis(before, valid_rank, axis=1) + within
     token = jnp.take_along_axis(tokens_before, valid_rank, axis=1)
     # Assignments that do not count stand last and are the first of nothing.
     leads = (within == 0) & (rank < ranks)
@@ -134,7 +134,7 @@ def lists_by_rank(
     lengths = assigned.sum(axis=0)
     first = jnp.minimum(room, jnp.sum(jnp.where(tokens_before < rows, assigned, 0), axis=0))
     destination = jnp.where(rank < ranks, rank, NONE)
-    return Lists(order, destination, place, token, heads, experts % each, lengths, (assigned > 0).sum(axis=0), first)
+    return Lists(order, destination, position, token, heads, experts % each, lengths, (assigned > 0).sum(axis=0), first)
 
 
 def window_of(lists: Lists, round: int | jax.Array, room: int, rows: int) -> Window:
@@ -151,8 +151,8 @@ def window_of(lists: Lists, round: int | jax.Array, room: int, rows: int) -> Win
     inside = at < end[:, None]
     assignments = jnp.where(inside, lists.order[jnp.minimum(begins[:, None] + at, last)], NONE)
     index = jnp.maximum(lists.list, 0)
-    taken = (lists.list >= 0) & (lists.place >= start[index]) & (lists.place < end[index])
-    slots = jnp.where(taken, index * room + lists.place - start[index], NONE)
+    taken = (lists.list >= 0) & (lists.position >= start[index]) & (lists.position < end[index])
+    slots = jnp.where(taken, index * room + lists.position - start[index], NONE)
     # Rows: one for each token of a list. A list may have been cut within a token, whose row is then sent again.
     skipped = lists.token.ravel()[lists.order[jnp.minimum(begins + start, last)]]
     row = lists.token - skipped[index]
@@ -161,7 +161,7 @@ def window_of(lists: Lists, round: int | jax.Array, room: int, rows: int) -> Win
     head = jnp.maximum(head, (begins + start)[:, None])
     among = (skipped[:, None] + jnp.arange(rows) < lists.tokens[:, None]) & (head < (begins + end)[:, None])
     tokens = jnp.where(among, lists.order[jnp.minimum(head, last)] // chosen, NONE)
-    leads = taken & ((lists.place == start[index]) | ~_repeats(lists.list))
+    leads = taken & ((lists.position == start[index]) | ~_repeats(lists.list))
     back = jnp.where(leads, index * rows + row, NONE)
     pick = lambda values: jnp.where(inside, values.ravel()[jnp.maximum(assignments, 0)], NONE)
     return Window(
@@ -175,7 +175,7 @@ def rounds_of(lists: Lists, rows: int) -> Int[Array, ""]:
 
 
 class Places(NamedTuple):
-    """Where received rows are multiplied."""
+    """Order in which received rows are multiplied."""
 
     take: Int[Array, " slots"]
     """The received row of each row of a product, or `NONE`."""
@@ -222,11 +222,11 @@ def sort_tokens_by_expert(window: Window, gates: Float[Array, "tokens chosen"], 
     at = jnp.maximum(window.slots[:, 0], 0)
     key = jnp.where(window.slots[:, 0] >= 0, window.expert[at], each)
     order = jnp.argsort(key, stable=True)
-    place = jnp.where(key < each, jnp.argsort(order), NONE)
+    position = jnp.where(key < each, jnp.argsort(order), NONE)
     taken = jnp.where(key[order] < each, order, NONE)[: window.assignments.size]
-    weights = spread(gates.reshape(-1, 1), taken, place[:, None])[:, 0]
+    weights = spread(gates.reshape(-1, 1), taken, position[:, None])[:, 0]
     sizes = jnp.sum(key[:, None] == jnp.arange(each), axis=0)
-    return Places(taken // gates.shape[1], place.reshape(gates.shape), weights, sizes)
+    return Places(taken // gates.shape[1], position.reshape(gates.shape), weights, sizes)
 
 
 def places_of_list(
@@ -252,13 +252,13 @@ def places_of_list(
     """
     slices, tokens, chosen = gates.shape
 
-    def of_slice(window: Window, gates: jax.Array) -> tuple[jax.Array, ...]:
+    def slice_rows(window: Window, gates: jax.Array) -> tuple[jax.Array, ...]:
         weights = spread(gates.reshape(-1, 1), window.assignments, window.slots)[:, 0]
         values = (x.reshape(lists, -1)[index] for x in (window.expert, window.row, weights, window.tokens))
         row_of_token = jnp.where(window.back // rows == index, window.back % rows, NONE).max(axis=1)
         return *values, row_of_token
 
-    expert, row, weights, token, row_of = jax.vmap(of_slice)(window, gates)
+    expert, row, weights, token, row_of = jax.vmap(slice_rows)(window, gates)
     sorted_rows = sort_by_expert(expert, row, weights, rows, each, min(chosen, each))
     slice_of = jnp.arange(slices)[:, None]
     sources = jnp.where(token >= 0, slice_of * tokens + token, NONE).ravel()

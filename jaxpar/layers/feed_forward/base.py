@@ -56,7 +56,7 @@ class FeedForward(Block):
 
     @abstractmethod
     def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
-        """From the outputs of the matmuls in to the input of the one out: biases and the non-linearity, named."""
+        """Computes the input of the last matmul from the outputs of the first: biases and the non-linearity, named."""
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
         """Both matmuls, and the bias of the second, which is added once the partial sums of the tensor ranks are

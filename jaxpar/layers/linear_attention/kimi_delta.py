@@ -27,7 +27,7 @@ RATES = partial(log_of_uniform, 1.0, 16.0)
 
 
 class KimiDelta(GatedDeltaNet):
-    """As gated DeltaNet, but with a log decay of each key dim, from a product of two matrices, as that of the gate is;
+    """Gated DeltaNet with a log decay of each key dim, from a product of two matrices, as that of the gate is;
     the gate is a sigmoid."""
 
     shares_keys = False

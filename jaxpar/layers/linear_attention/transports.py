@@ -1,4 +1,4 @@
-"""How context ranks pass on the state of mixers: a registry of transports, with the bytes that a device sends.
+"""Transports of mixers' states between context ranks: a registry, with the bytes that a device sends.
 
 A rank's tokens map the state before them to M S + N, whatever their number. All transports give each rank the state
 before its tokens; in reverse order they pass on its gradient. They have no derivative.
@@ -46,8 +46,8 @@ class StateTransport:
     """A way in which context ranks pass on states."""
 
     before: Callable[..., tuple[State, Any]]
-    """From what each rank's tokens do to a state, the state before them; in `reverse`, from the last rank to the first.
-    It returns what is made beside the messages too, which must not depend on them."""
+    """Computes the state before each rank's tokens, from their effects on a state; in `reverse`, from the last rank to
+    the first. It returns what is made beside the messages too, which must not depend on them."""
     messages: Callable[[float, float, int], Messages]
     """Its messages, by the bytes of M and of N on a device, and the ranks."""
     sent: Callable[[float, float, int], float]

@@ -1,1 +1,1 @@
-"""How a layer multiplies: plain products (`plain.py`), quantized ones, and taps that split a backward."""
+"""Matmuls of a layer: plain ones (`plain.py`), quantized ones, and taps that split a backward."""

@@ -1,4 +1,4 @@
-"""How a layer multiplies: blocks call the groups of matmuls that they declare by name, whatever multiplies them.
+"""Plain matmuls of a layer: blocks call the groups of matmuls that they declare by name, whatever multiplies them.
 
 `Ops` runs a group of a block; `Matmul` has the products of one group, with the exchange of the sequence between tensor
 ranks around them. Both are the plain ones here, of arrays in their dtype; `jaxpar.layers.ops.quantized` has those that
@@ -34,7 +34,8 @@ class Matrix(NamedTuple):
     scale: float = 1.0
     """A factor of the product of the two factors."""
     heads: tuple[int, Callable[[jax.Array, int], jax.Array]] | None = None
-    """Where this rank takes one of several heads that all ranks hold: their number, and what takes it along a dim."""
+    """Selection of one of several heads that all ranks have: their number, and the function that takes it along a
+    dim."""
 
     def inside(self, x: jax.Array) -> jax.Array:
         """Between the two factors, from the product of the first: `rank` numbers for each token."""
@@ -46,7 +47,7 @@ class Matmul:
     """The products of one group of a layer's matmuls, in the dtype of the arrays."""
 
     overlap: TensorOverlap = PLAIN_OVERLAP
-    """How tensor ranks exchange the sequence."""
+    """Exchange of the sequence between tensor ranks."""
 
     def gather(
         self, x: Float[Array, "batch part inputs"], matrices: Sequence[Matrix]
@@ -76,7 +77,7 @@ class Grouped:
     constants: Arrays = field(default_factory=dict)
     """Numbers that all products of a layer take, besides the matrices."""
     observed: Mapping[str, Maxima] = field(default_factory=dict)
-    """By group, zeros whose cotangents are statistics of its tensors."""
+    """Zeros whose cotangents are statistics of a group's tensors, by group."""
     kinds: int = 1
     """Kinds of rows, which have different terms beside the matrices. The rows of each kind of a group are together."""
     kind: Int[Array, "batch part"] | None = None
@@ -134,7 +135,7 @@ class Ops:
     """The matmuls of layers, in the dtype of the arrays."""
 
     overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
-    """By group, how tensor ranks exchange the sequence; others take `PLAIN_OVERLAP`."""
+    """Exchange of the sequence between tensor ranks, by group; others take `PLAIN_OVERLAP`."""
     tap: Tap | None = field(default=None, kw_only=True)
     """Called in place of each group, in a layer whose backward is split."""
 

@@ -137,7 +137,7 @@ class QuantizedOps(Ops):
             one = groups.recipe.tiles is None
             scales = Scales(weights=jnp.concatenate([scale.ravel() for scale in squares]) if one else squares)
         zeros = None if zeros is None else zeros[columns]
-        return GroupScaling(groups.recipe, exact, scales, zeros, coded=squares is not None)
+        return GroupScaling(groups.recipe, exact, scales, zeros, weights_quantized=squares is not None)
 
 
 def _head_scales(matrix: Matrix, scales: jax.Array) -> jax.Array:

@@ -104,7 +104,7 @@ class AltUp(nnx.Module):
 
 
 def stream_matrices(model: ModelConfig) -> dict[str, ParamSpec]:
-    """By name, a matrix for each stream but the first: into it at the input, or out of it before the final norm."""
+    """Matrices by name, one for each stream but the first: into it at the input, or out of it before the final norm."""
     spec = ParamSpec((model.embed, model.embed), ("input", "embed"), scale=model.init_scale, decay=True)
     return {f"stream_{index}": spec for index in range(1, streams_of(model))}
 

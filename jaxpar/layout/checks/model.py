@@ -176,7 +176,7 @@ def _check_read(model: ModelConfig) -> None:
 
 
 def check_low_rank(model: ModelConfig) -> None:
-    """Refuse `model.low_rank` of what is no matrix of a layer, or of a rank that the matrix cannot have."""
+    """Refuse `model.low_rank` of what is not a matrix of a layer, or of a rank that the matrix cannot have."""
     layers = [declare_layer(replace(layer, low_rank={})) for layer in kind_models(model).values()]
     most: dict[str, int] = {}
     for part in (part for layer in layers for part in layer.parts):

@@ -146,7 +146,7 @@ def _order_words(config: Config, strategy: str, request: AttentionRequest, layou
 
 
 def _context_layout(config: Config, strategy: str, request: AttentionRequest) -> ContextLayout:
-    """How context ranks share a row; raises `UserError` where its length does not allow it."""
+    """Strategy by which context ranks share a row; raises `UserError` where its length does not allow it."""
     order, length = config.parallel.context_order, config.data.sequence_length
     if (mixer := _contiguous_mixer(config)) is not None and request.context > 1:
         if order not in ("auto", "contiguous"):

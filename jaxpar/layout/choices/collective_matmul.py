@@ -38,7 +38,7 @@ class CollectiveMatmul:
         return product + gather + dgrad + hidden + wgrad + scatter
 
     def ring(self, device: Device, network: Network, chunks: int) -> float:
-        """Seconds of rings in so many chunks of a rank's part; what ends one is computed beside nothing."""
+        """Seconds of rings in `chunks` chunks of a rank's part; the end of a ring overlaps with nothing."""
         pieces = self.tensor * chunks
         tokens, sends = self.tokens // pieces, pieces - chunks
         ring: Ring = network.ring(self.tensor, 1)
@@ -55,7 +55,7 @@ class CollectiveMatmul:
         return matmuls + device.bytes_seconds(self._copied(chunks))
 
     def _matmuls(self, device: Device, tokens: int) -> tuple[float, float, float]:
-        """Seconds of so many tokens: the product, the gradient of the input, and that of the weights in float32."""
+        """Seconds of `tokens` tokens: the product, the gradient of the input, and that of the weights in float32."""
         n, k = (self.inside, self.between) if self.inward else (self.between, self.inside)
         return (
             device.matmul(tokens, n, k, 1, self.item, self.operand),

@@ -1,4 +1,4 @@
-"""How the experts of each kind of layers get their tokens, and which kernel multiplies them."""
+"""Exchange of the tokens of experts in each kind of layers, and the kernel that multiplies them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 def expert_layouts(
     config: Config, axes: AxisSizes, device: Device, cluster: Cluster | None, rows: int, node_devices: int | None
 ) -> dict[str, ExpertLayout]:
-    """By kind of layers, of those that have experts.
+    """Choices by kind of layers with experts.
 
     Args:
         config: It is resolved.
@@ -155,7 +155,7 @@ def _check_local_first(own_first: bool, asked: str, why_not: str | None) -> None
 def _requests(
     config: Config, axes: AxisSizes, device: Device, layouts: Mapping[str, ExpertLayout], rows: int
 ) -> dict[str, Request]:
-    """By kind with experts, the products of a slice on one device, of so many rows a microbatch."""
+    """Products of a slice on one device, by kind with experts, for a number of rows per microbatch."""
     return {
         kind: Request(
             **hardware_of(device),

@@ -18,8 +18,9 @@ KEY = "attention.linear_backend"
 
 
 def linear_backends(config: Config, axes: AxisSizes, device: Device, rows: int) -> dict[str, Choice[str]]:
-    """By kind of layers with a state, the meaning of `attention.linear_backend` on devices like `device`, with so many
-    rows in a microbatch on each. Raises `UserError` for a backend that does not support the run, or has nothing to do.
+    """Implementations by kind of layers with a state: the meaning of `attention.linear_backend` on devices like
+    `device`, with so many rows in a microbatch on each. Raises `UserError` for a backend that does not support the
+    run, or has nothing to do.
     """
     asked, requests = config.attention.linear_backend, _requests(config, axes, device, rows)
     if asked != "auto" and not requests:
@@ -43,7 +44,7 @@ def check_linear_backends(plan: Plan, config: Config, device: Device) -> None:
 
 
 def _requests(config: Config, axes: AxisSizes, device: Device, rows: int) -> dict[str, Request]:
-    """By kind of layers with a state, the states of one device. Context ranks also fold their tokens to a map of states
+    """States of one device, by kind of layers with a state. Context ranks also fold their tokens to a map of states
     by the delta rule, whose columns are as many values more."""
     tokens, requests = config.data.sequence_length // axes.context, {}
     for kind, model in kind_models(config.model).items():

@@ -164,7 +164,7 @@ def _largest_routed(config: Config, plan: Plan, sides: Mapping[str, list[int]]) 
 
 
 def expert_quantization(config: Config, device: Device) -> ExpertQuantization:
-    """How routed experts are multiplied in FP8 on such a device; where a kernel is named that does not run there, as
+    """Matmuls of routed experts in FP8 on such a device; where a kernel is named that does not run there, as
     without it."""
     groups = tuple(_routed_sides(config))
     try:
@@ -176,7 +176,7 @@ def expert_quantization(config: Config, device: Device) -> ExpertQuantization:
 
 
 def _routed_sides(config: Config) -> dict[str, list[int]]:
-    """By group of the routed experts that is quantized, the sides of its matrices on a rank, of all kinds."""
+    """Sides of the matrices on a rank, of all kinds, by quantized group of the routed experts."""
     sides_of: dict[str, list[int]] = {}
     for model in kind_models(config.model).values():
         groups = quantized_matrices(config, model)

@@ -1,4 +1,4 @@
-"""How each group of a layer's matmuls exchanges the sequence with the other tensor ranks: plainly, or in a ring."""
+"""Exchange of the sequence between tensor ranks, for each group of a layer's matmuls: plain, or a ring."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tensor_overlap(
         mlp_tiles: Tiles in which the feed-forward is computed.
 
     Raises:
-        UserError: A ring is asked for that is impossible, or chunks that nothing has.
+        UserError: An impossible ring is configured, or a number of chunks without one.
     """
     parallel = config.parallel
     _check(config)
@@ -76,7 +76,9 @@ def check_overlap(plan: Plan, config: Config) -> None:
     for name, overlap in plan.tensor_overlap.items():
         if name not in declared:
             raise UserError(
-                f"plan.tensor_overlap: {quoted(name)} is no group of matmuls of a layer{did_you_mean(name, declared)}"
+                f"plan.tensor_overlap: {quoted(name)} is not a group of matmuls of a layer{
+                    did_you_mean(name, declared)
+                }"
             )
         if overlap.algorithm.name not in ("plain", "ring"):
             raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(overlap.algorithm.name)}")
@@ -118,7 +120,7 @@ def _branches(config: Config) -> bool:
 
 
 def _plain_reason(config: Config, device: Device, cluster: Cluster | None) -> str | None:
-    """Why `auto` does not consider rings."""
+    """The reason why `auto` does not consider rings."""
     if _branches(config):
         return "a ring permutes, and in the branching ticks of a pipeline (parallel.pipe_ticks) permutes corrupt data"
     if config.precision.matmul in TILES:
@@ -160,9 +162,9 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
     hardware = hardware_of(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     cases = [(_case(config, one, part * parallel.tensor, tiles), one.layers) for one in groups]
-    layers = sum(number for _, number in cases)
-    plain = sum(case.plain(*on) * number for case, number in cases) / layers
-    rings = {chunks: sum(case.ring(*on, chunks) * number for case, number in cases) / layers for chunks in allowed}
+    layers = sum(count for _, count in cases)
+    plain = sum(case.plain(*on) * count for case, count in cases) / layers
+    rings = {chunks: sum(case.ring(*on, chunks) * count for case, count in cases) / layers for chunks in allowed}
     best = min(rings, key=lambda chunks: rings[chunks])
     reason = f"a layer and microbatch is expected to take {seconds(rings[best])} in a ring, {seconds(plain)} plainly"
     if asked == "ring":
@@ -202,7 +204,7 @@ def _quantized(config: Config, one: _Group) -> bool:
 
 
 def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:
-    """By name, the groups of each kind of layers; routed rows are exchanged apart, always plainly."""
+    """Groups of each kind of layers, by name; routed rows are exchanged apart, always plainly."""
     by_name: dict[str, list[_Group]] = {}
     counts = kind_counts(config.model)
     for kind, shape in layer_shapes(config, axes, rows).items():

@@ -126,10 +126,10 @@ def _table(file: str, text: str, ranks: int, microbatches: int, virtual_stages: 
     schedule = parse_schedule(text, name=Path(file).stem)
     actual = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "virtual stages": schedule.virtual_stages}
     wanted = {"ranks": ranks, "microbatches": microbatches, "virtual stages": virtual_stages or schedule.virtual_stages}
-    for what, number in actual.items():
-        if number != wanted[what]:
+    for what, value in actual.items():
+        if value != wanted[what]:
             raise ScheduleError(
-                f"the table {quoted(file)} is for {number} {what}, and the configuration has {wanted[what]}"
+                f"the table {quoted(file)} is for {value} {what}, and the configuration has {wanted[what]}"
             )
     for chunk, (before, after) in enumerate(pairwise(schedule.rank_of)):
         if (after - before) % ranks not in (0, 1, ranks - 1):
@@ -170,7 +170,7 @@ def layer_order(plan: Plan, model: ModelConfig) -> LayerOrder:
 
 
 def order_of_chunks(schedule: Schedule, stage_layers: Sequence[int], model: ModelConfig) -> LayerOrder:
-    """The order of the layers of `model` in the stacks, with so many in each chunk of `schedule`."""
+    """The order of the layers of `model` in the stacks, with these lengths of the chunks of `schedule`."""
     kinds = iter(layer_kinds(model))
     return LayerOrder.from_kinds(schedule.rank_of, [tuple(islice(kinds, count)) for count in stage_layers])
 

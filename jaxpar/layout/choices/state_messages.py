@@ -1,4 +1,4 @@
-"""How context ranks pass on the states of mixers."""
+"""Transport of mixers' states between context ranks."""
 
 from __future__ import annotations
 

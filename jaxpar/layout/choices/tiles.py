@@ -35,7 +35,7 @@ def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, 
 
 
 def loss_tiles(config: Config) -> Choice[int]:
-    """As many tiles as make float32 logits of 1 GiB or less, unless the configuration gives a number."""
+    """Number of tiles with float32 logits of 1 GiB or less, unless the configuration gives a number."""
     bytes_of = 4 * head_tokens(config) * head_columns(config)
     logits = f"a microbatch has {size(bytes_of)} of logits"
     if config.memory.loss_tiles is not None:
@@ -44,7 +44,7 @@ def loss_tiles(config: Config) -> Choice[int]:
 
 
 def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Choice[int]:
-    """As many as make tiles of about `model.embed` tokens, unless the configuration gives a number; of dense layers.
+    """Number of tiles of about `model.embed` tokens, unless the configuration gives a number; of dense layers.
 
     `runs` is what layers keep. The default is one tile where tiles would cost time, because hidden activations are
     saved, or would save little. Raises `UserError` if tiles are configured and the schedule splits the backward.

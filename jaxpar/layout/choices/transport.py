@@ -1,4 +1,4 @@
-"""How weights and gradients travel: what a plan decides, and whether the nodes of a mesh allow it."""
+"""Transport of weights and gradients: what a plan decides, and whether the nodes of a mesh allow it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxpar.mesh.quantized.transport import Transport, hpz_ranks, split_by_nodes
 
 
 def transport_of(plan: Plan) -> Transport:
-    """How the matrices of a plan travel."""
+    """Transport of the matrices of a plan."""
     return Transport(
         weight=plan.dtypes.weight_message,  # pyright: ignore[reportArgumentType]
         gradient=plan.dtypes.gradient_message,  # pyright: ignore[reportArgumentType]

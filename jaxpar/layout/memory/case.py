@@ -25,14 +25,14 @@ class Case(NamedTuple):
     """The kind of each slot of a chunk: enough for the layers of every chunk."""
     virtual_stages: int = 1
     state: str = "none"
-    """Where the optimizer's state is stored: `memory.optimizer_offload`."""
+    """Optimizer-state placement: `memory.optimizer_offload`."""
     resident: tuple[str, ...] = ()
     """Weights whose state stays on the device where the others' is on the host."""
-    shared_ends: bool = False
+    shared_embed_and_head: bool = False
     layers_on_host: bool = False
     """Whether weights and gradients of layers are on the host."""
     hpz: int = 1
-    """Ranks of an hpZ shard of the weights; 1 for none."""
+    """Ranks of an hpZ group; 1 without hpZ."""
     loss_tiles: int | None = None
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
     routed: int = 1
@@ -57,10 +57,10 @@ class Case(NamedTuple):
     @property
     def vocab_ranks(self) -> int:
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
-        return self.pipe if self.shared_ends else 1
+        return self.pipe if self.shared_embed_and_head else 1
 
     def copies(self, routed: bool = False) -> int:
-        """Shards of a weight that a device holds during a step: more than one in an hpZ shard."""
+        """Shards of a weight on a device during a step: more than one with hpZ."""
         sizes = {"fsdp": self.shards // (self.routed * self.context), "context": self.context}
         sizes |= dict.fromkeys(ROUTED_AXES, self.routed)
         neighbours = hpz_ranks(self.hpz, sizes, ROUTED_AXES if routed else ())

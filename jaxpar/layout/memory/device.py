@@ -61,7 +61,7 @@ def pinnable_bytes() -> int:
 
 
 def host_limit(config: Config, devices: int) -> int:
-    """Bytes of this machine's memory that may be pinned for so many of its devices."""
+    """Bytes of this machine's memory that may be pinned for `devices` of its devices."""
     asked = config.memory.host_limit
     return pinnable_bytes() if asked is None else min(pinnable_bytes(), asked * devices)
 

@@ -186,8 +186,8 @@ class Units(NamedTuple):
     transit: int
     """Bytes offloaded by the layer that offloads most."""
     again: int
-    """In a layer's backward: all that it makes and the cotangents of that, its feed-forward in tiles, less what the
-    layer that saves the least saves."""
+    """Bytes in a layer's backward: all that it computes and the cotangents of that, its feed-forward in tiles, less
+    what the layer that saves the least saves."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class MemoryModel:
         return {}
 
     def units(self, case: Case, runs: Sequence[LayerRun], tiles: int = 1) -> Units:
-        """Bytes that layers with these `runs` save, with their feed-forward in so many tiles.
+        """Bytes that layers with these `runs` save, with their feed-forward in `tiles` tiles.
 
         `runs` must not have what a feed-forward in tiles does not keep.
         """
@@ -281,7 +281,7 @@ class MemoryModel:
         """The configuration on a mesh whose devices have the same number of tokens, columns and hidden activations."""
         parallel = ParallelConfig(
             pipe=case.pipe, context=case.context, tensor=case.tensor,
-            pipe_ends="shared" if case.shared_ends else "last",
+            pipe_ends="shared" if case.shared_embed_and_head else "last",
             microbatches=self.config.data.batch_size // case.rows,
         )  # fmt: skip
         return replace(self.config, parallel=parallel)
@@ -319,7 +319,7 @@ def _units(sizes: Mapping[str, int], runs: Sequence[LayerRun], tiles: int) -> Un
 
 
 def _leaving(work: Work, leaving: Work, pieces: int, alone: bool) -> Work:
-    """Where the state is on disk: all weights are arguments and all gradients results, for the whole step.
+    """Bytes with the state on disk: all weights are arguments and all gradients results, for the whole step.
 
     The update comes after the step, and its pieces take the place of what that needed.
     """

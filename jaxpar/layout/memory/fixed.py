@@ -47,9 +47,9 @@ class Fixed(NamedTuple):
     zeros: bool
     """Whether XLA keeps zeros of that size for each run of ticks with a loss."""
     layer: Work
-    """In a layer's backward, without its activations."""
+    """Bytes in a layer's backward, without its activations."""
     leaving: Work
-    """Where the state is on disk: all weights and gradients, and those that are held twice."""
+    """Bytes with the state on disk: all weights and gradients, and those that are in memory twice."""
     chunk: int
     """Weights of a chunk that is held whole."""
     chunk_gradients: int
@@ -228,7 +228,7 @@ class _Counted:
         return work, gradient, zeros
 
     def _layer_work(self, weights: PartBytes, gradients: PartBytes) -> Work:
-        """In a layer's backward: its weights and the next one's, its whole gradients, without what it recomputes.
+        """Bytes in a layer's backward: its weights and the next one's, its whole gradients, without what it recomputes.
 
         Tensor ranks gather the inputs of both halves of a layer, and the cotangents of their outputs. With one
         microbatch alone, embedding and head are not needed any more, nor the gradient of the embedding yet. Gradients

@@ -39,22 +39,22 @@ class StateBytes:
     rows: Mapping[str, int]
     """Rows of each kind's stack on a device."""
 
-    def stored_bytes(self, place: str, resident: Collection[str] = ()) -> tuple[int, int, int]:
+    def stored_bytes(self, placement: str, resident: Collection[str] = ()) -> tuple[int, int, int]:
         """Bytes that stay on the device, of buffers there, and in the host's memory; for state on disk the latter are
         buffers too.
 
         Args:
-            place: `memory.optimizer_offload`.
+            placement: `memory.optimizer_offload`.
             resident: weights whose state stays on the device under `host`.
         """
-        if place == "file":
+        if placement == "file":
             return 0, 0, PIECES * self._largest_piece
         name = "state" if self.sharded else "full_state"
         embed_and_head = sum(getattr(part, name) for part in self.parts.embed_and_head.values())
         total = int(
             embed_and_head + sum(getattr(part, name) * self.rows[kind] for kind, part in self.parts.layers.items())
         )
-        if place == "none":
+        if placement == "none":
             return total, 0, 0
         stays = int(sum(state.bytes for state in self._weights if state.weight.name in resident))
         return stays, min(total - stays, PIECES * self.passing_piece), total - stays
@@ -97,7 +97,7 @@ class StateBytes:
         return max((self._piece(one) for one in self._weights), default=0)
 
     def _piece(self, state: StackState) -> int:
-        """As many rows as `residency.weight_update` takes: of matrices at least a layer for each rank."""
+        """Number of rows that `residency.weight_update` takes: of matrices at least a layer for each rank."""
         weight, layered = state.weight, state.weight.name.startswith(LAYERS)
         if not OPTIMIZERS[self.config.optimizer.name].by_layers or (weight.matrices and not layered):
             return int(state.bytes)

@@ -40,9 +40,9 @@ class LayerBytes(NamedTuple):
 
     master: int
     weights: int
-    """In storage placement and dtype."""
+    """Bytes in storage placement and dtype."""
     gradients: int
-    """In the accumulators of gradients."""
+    """Bytes in the gradient accumulators."""
 
 
 def layer_bytes(layout: StepLayout) -> LayerBytes:

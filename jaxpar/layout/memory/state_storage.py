@@ -1,4 +1,4 @@
-"""Where master weights and moments are stored: whether they fit there, and what their transfers cost."""
+"""Storage of master weights and moments: whether they fit there, and what their transfers cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from jaxpar.config import UserError
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.hardware.host import PINNED, require_pinned
 from jaxpar.layout.choices.matmul import quantizes_once
-from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.layout.memory.device import host_limit, limit_words
 from jaxpar.layout.memory.estimate import offloaded_bytes
 from jaxpar.layout.memory.state_bytes import (
@@ -23,6 +22,7 @@ from jaxpar.layout.memory.state_bytes import (
     offloaded_state_bytes,
     state_bytes,
 )
+from jaxpar.layout.once_quantized import once_quantized_matrices
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.disk_array import offload_folder
 from jaxpar.pages.units import plural, seconds, size
@@ -54,7 +54,7 @@ def _coded_bytes(layout: StepLayout) -> int:
     """Offloaded master weights of matrices that are quantized once per step."""
     if not quantizes_once(layout.plan):
         return 0
-    names = {".".join(matrix.path) for matrix in coded_matrices(*layout.carried_request)}
+    names = {".".join(matrix.path) for matrix in once_quantized_matrices(*layout.carried_request)}
     each = zip(layout.weight_names, jax.tree.leaves(layout.abstract_state().master), strict=True)
     return bytes_of([leaf for name, leaf in each if name in names and leaf.sharding.memory_kind == PINNED])
 

@@ -11,7 +11,7 @@ from jaxpar.config import Config
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.matmul_formats import quantized_matrices
 from jaxpar.layout.choices.matmul import per_use_reason
-from jaxpar.layout.choices.matmul_codes import coded_rows
+from jaxpar.layout.choices.matmul_quantization import quantized_rows
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.weights import Part, PartBytes, Parts, Weight
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES
@@ -78,8 +78,8 @@ class StoredBytes:
 
     @property
     def arriving(self) -> int:
-        """Where the state is on disk: weights come as arguments in storage dtype, sharded like their state, and what is
-        not stored like that is gathered from them."""
+        """Bytes with the state on disk: weights come as arguments in storage dtype, sharded like their state, and what
+        is not stored like that is gathered from them."""
         case = self.case
         if case.state != "file" or case.shards * case.state_replicas == 1 or case.zero == 0:
             return 0
@@ -122,11 +122,11 @@ class StoredBytes:
         holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
         if recipe is None or per_use_reason(recipe, case.state, offload, holds) is not None:
             return 0
-        total, rows = 0, coded_rows(self.config, case.slots)
+        total, rows = 0, quantized_rows(self.config, case.slots)
         for kind, part in self.parts.layers.items():
             names = self._coded_names(kind)
-            coded = (one for one in part.weights if one.name.split(".")[-1] in names and one.trained == trained)
-            elements = sum(one.local(sharded) for one in coded)
+            quantized = (one for one in part.weights if one.name.split(".")[-1] in names and one.trained == trained)
+            elements = sum(one.local(sharded) for one in quantized)
             total += elements * rows[kind] * case.virtual_stages
         return total
 
@@ -172,7 +172,7 @@ class StoredBytes:
         return PartBytes(layers, *(embed_and_head.get(name, 0) for name in PartBytes._fields[1:]))
 
     def _layers_bytes(self, form: str, rows: Mapping[str, int], which: str) -> float:
-        """`_elements` of so many layers of each kind."""
+        """`_elements` of this number of layers of each kind."""
         return sum(_elements(part, form, which) * rows[kind] for kind, part in self.parts.layers.items())
 
 

@@ -28,7 +28,7 @@ class Weight(NamedTuple):
     """Elements of one weight on a device; for the layers' weights, those of one layer."""
 
     name: str
-    """As in `StepLayout.weight_names`."""
+    """Names as in `StepLayout.weight_names`."""
     elements: int
     """Elements of the whole weight."""
     compute: int
@@ -156,7 +156,7 @@ class Weights:
 
     @cached_property
     def _feed_forwards(self) -> frozenset[tuple[str, ...]]:
-        """Where the specs have the weights of the blocks behind mixers."""
+        """Path in the specs of the weights of the blocks behind mixers."""
         kinds = kind_models(self.config.model).items()
         return frozenset((LAYERS, kind, declare_layer(layer).feed_forward.name) for kind, layer in kinds)
 
@@ -196,7 +196,7 @@ class Weights:
     def _weight(self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, ranks: _Ranks) -> Weight:
         tensor, shards, pipe, routed, replicas = ranks
         sizes = {"tensor": tensor, "pipe": pipe} | dict.fromkeys(ROUTED_AXES, routed)
-        rules = rules_of(spec, compute_rules(shared_ends=pipe > 1), sizes)
+        rules = rules_of(spec, compute_rules(shared_embed_and_head=pipe > 1), sizes)
         shards = shards // routed if spec.routed else shards
         dims = {name: size for name, size in zip(spec.axes, spec.shape, strict=True) if name != "layers"}
         local = {name: size // prod(sizes[axis] for axis in getattr(rules, name)) for name, size in dims.items()}

@@ -1,1 +1,1 @@
-"""How weights and gradients travel between ranks: quantized, and in two levels inside and between nodes."""
+"""Transport of weights and gradients between ranks: quantized, and in two levels inside and between nodes."""

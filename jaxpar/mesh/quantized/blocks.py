@@ -1,4 +1,4 @@
-"""Block codes: rows of numbers as the bytes that travel, and back.
+"""Quantization of rows in blocks, to the bytes of a message and back.
 
 A block of `BLOCK` neighbours shares a scale, its largest magnitude over the largest code, in bfloat16 and rounded up,
 so that no element is clipped. Codes are `int8` (-127 to 127), `float8_e4m3fn` (up to 448), or the four bits of `int4`,
@@ -82,19 +82,19 @@ def _powers(x: Float[Array, "rows elements"], thresholds: Array) -> UInt8[Array,
     where the fraction between the two exceeds the threshold."""
     magnitudes = jnp.abs(x)
     bits = lax.bitcast_convert_type(magnitudes, jnp.uint32)
-    number = (bits >> 23).astype(jnp.int32) - 127 + POWERS
+    exponent = (bits >> 23).astype(jnp.int32) - 127 + POWERS
     fraction = (bits & 0x7FFFFF).astype(jnp.float32) * jnp.float32(2.0**-23)
-    small = number < 1
+    small = exponent < 1
     fraction = jnp.where(small, magnitudes * jnp.float32(2.0 ** (POWERS - 1)), fraction)
-    quantized = jnp.where(small, 0, number) + (fraction > thresholds)
+    quantized = jnp.where(small, 0, exponent) + (fraction > thresholds)
     return (jnp.minimum(quantized, POWERS) + 8 * (x < 0)).astype(jnp.uint8)
 
 
 def _power_values(quantized: UInt8[Array, "rows elements"]) -> Float[Array, "rows elements"]:
     """The values of `_powers`."""
-    number = (quantized & 7).astype(jnp.int32)
-    powers = lax.bitcast_convert_type((number - POWERS + 127) << 23, jnp.float32)
-    return jnp.where(number == 0, 0.0, jnp.where(quantized > 7, -powers, powers))
+    exponent = (quantized & 7).astype(jnp.int32)
+    powers = lax.bitcast_convert_type((exponent - POWERS + 127) << 23, jnp.float32)
+    return jnp.where(exponent == 0, 0.0, jnp.where(quantized > 7, -powers, powers))
 
 
 def _packed(quantized: UInt8[Array, "rows elements"]) -> UInt8[Array, "rows bytes"]:
@@ -110,9 +110,9 @@ def _unpacked(sent: UInt8[Array, "rows bytes"]) -> UInt8[Array, "rows elements"]
 
 def _thresholds(x: Float[Array, "rows elements"]) -> Float[Array, "rows elements"]:
     """A number in [0, 1) for each element, from its bits and its place (the finalizer of MurmurHash3)."""
-    place = lax.broadcasted_iota(jnp.uint32, x.shape, 0) * jnp.uint32(x.shape[1])
-    place = place + lax.broadcasted_iota(jnp.uint32, x.shape, 1)
-    mixed = lax.bitcast_convert_type(x, jnp.uint32) ^ (place * jnp.uint32(2654435769))
+    index = lax.broadcasted_iota(jnp.uint32, x.shape, 0) * jnp.uint32(x.shape[1])
+    index = index + lax.broadcasted_iota(jnp.uint32, x.shape, 1)
+    mixed = lax.bitcast_convert_type(x, jnp.uint32) ^ (index * jnp.uint32(2654435769))
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
         mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(multiplier)
     return ((mixed ^ (mixed >> 16)) >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)

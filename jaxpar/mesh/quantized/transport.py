@@ -1,4 +1,4 @@
-"""How a weight and its gradient travel, as a plan decides it, and the ranks of a message inside and between nodes."""
+"""Transport of a weight and its gradient, as a plan decides it, and the ranks of a message inside and between nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ type GradientDtype = Literal["bfloat16", "int8", "int4"]
 
 @dataclass(frozen=True)
 class Transport:
-    """How one weight and its gradient travel. A leaf of trees."""
+    """Transport of one weight and its gradient. A leaf of trees."""
 
     weight: WeightDtype | None = None
     """Dtype of the blocks of the gathered weight; None for its storage dtype, exact."""

@@ -44,7 +44,7 @@ type StepOf = Callable[[LayerStack, int, Keep], Step]
 
 @dataclass(frozen=True, eq=False)
 class LayerLoop:
-    """How to run the layers of one pipeline rank."""
+    """Runs the layers of one pipeline rank."""
 
     stacks: Mapping[str, LayerStack]
     """The layers of each kind."""
@@ -105,17 +105,17 @@ class LayerLoop:
     def input_of(self, saved: Saved, chunk: Index) -> Stream:
         """The saved input of a chunk of this rank: that of its first layer."""
 
-        def first(place: int) -> Stream:
-            kind, row = self.order.slots[place]
+        def first(slot: int) -> Stream:
+            kind, row = self.order.slots[slot]
             first, _ = self.stacks[kind].keep_by_row[row]
             return entry_on_device(saved.stashes[kind, first].inputs, saved.slot, row - first)
 
-        places = self.order.first_slots
-        some, *others = sorted(set(places.ravel().tolist()))
+        slots = self.order.first_slots
+        some, *others = sorted(set(slots.ravel().tolist()))
         x = first(some)
-        local_place = jnp.asarray(places, jnp.int32)[lax.axis_index("pipe"), chunk] if others else None
-        for place in others:
-            x = jnp.where(local_place == place, first(place), x)
+        local_slot = jnp.asarray(slots, jnp.int32)[lax.axis_index("pipe"), chunk] if others else None
+        for slot in others:
+            x = jnp.where(local_slot == slot, first(slot), x)
         return x
 
     # ---- walks over a chunk

@@ -52,29 +52,34 @@ class LayerProgram:
         assert self.matrices is None or self.frozen is None, "a backward is split where all weights have gradients"
 
     def run(
-        self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context, recorded: dict[str, jax.Array] | None = None
+        self,
+        w: Arrays,
+        x: jax.Array,
+        layer_index: jax.Array,
+        tokens: Context,
+        recorded: dict[str, jax.Array] | None = None,
     ) -> Output:
         """The layer's output and report alone."""
-        return self.apply(w, x, number, tokens, None, self._zeros(), recorded)
+        return self.apply(w, x, layer_index, tokens, None, self._zeros(), recorded)
 
     def vjp(
-        self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context
+        self, policy: Policy | None, w: Arrays, x: jax.Array, layer_index: jax.Array, tokens: Context
     ) -> tuple[Output, PyTree]:
         """The layer's output and report, and their pullback, which holds none of the arguments.
 
         `policy` is that of `jax.checkpoint`; None keeps every intermediate of autodiff.
         """
         differentiated = (True, True, True, False, False, False, True)
-        arguments = self._arguments(w, x, number, tokens)
+        arguments = self._arguments(w, x, layer_index, tokens)
         return vjp_without_arguments(self._function(policy), *arguments, differentiated=differentiated)
 
     def pullback(
-        self, policy: Policy | None, residuals: PyTree, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context
+        self, policy: Policy | None, residuals: PyTree, w: Arrays, x: jax.Array, layer_index: jax.Array, tokens: Context
     ) -> PyTree:
         """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...,
         observed statistics)."""
-        _, pullback = jax.eval_shape(self._vjp(policy), w, x, number, tokens)
-        set_arguments(pullback, *self._arguments(w, x, number, tokens))
+        _, pullback = jax.eval_shape(self._vjp(policy), w, x, layer_index, tokens)
+        set_arguments(pullback, *self._arguments(w, x, layer_index, tokens))
         set_residuals(pullback, residuals)
         return pullback
 
@@ -87,14 +92,14 @@ class LayerProgram:
         """Zeros like the input and the outputs of each group of matmuls; nothing unless the backward is split."""
         return {} if self.matrices is None else _zeros(jax.eval_shape(self._groups, w, x, tokens))
 
-    def matrix_gradients(self, like: Arrays, taps: Taps, number: jax.Array, tokens: Context) -> Arrays:
+    def matrix_gradients(self, like: Arrays, taps: Taps, layer_index: jax.Array, tokens: Context) -> Arrays:
         """The gradients of the matrices, from what a split backward left in the `taps`: inputs and output gradients of
         their groups. `like` are the shapes of the layer's weights."""
         linear, zeros = self.linear, _zeros(like)
         assert linear is not None, "a split backward needs the layer's groups of matmuls"
 
         def groups(matrices: Arrays) -> Arrays:
-            return {name: linear(merge(zeros, matrices), name, x, number, tokens) for name, (x, _) in taps.items()}
+            return {name: linear(merge(zeros, matrices), name, x, layer_index, tokens) for name, (x, _) in taps.items()}
 
         # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered.
         _, pullback = jax.vjp(groups, self.halves(zeros)[1])
@@ -104,10 +109,10 @@ class LayerProgram:
         """Zeros, whose cotangents are the layer's statistics; None if it collects none."""
         return vary(jnp.zeros(self.observes)) if self.observes else None
 
-    def _arguments(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context) -> tuple[PyTree, ...]:
+    def _arguments(self, w: Arrays, x: jax.Array, layer_index: jax.Array, tokens: Context) -> tuple[PyTree, ...]:
         """The arguments of `_function`."""
         diff, fixed = self.halves(w)
-        return diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros()
+        return diff, x, self.zero_taps(w, x, tokens), fixed, layer_index, tokens, self._zeros()
 
     @cached_property
     def _groups(self) -> Callable[..., Taps]:
@@ -127,9 +132,15 @@ class LayerProgram:
     @cached_property
     def _function(self) -> Callable[[Policy | None], Callable[..., Output]]:
         def function(
-            diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: Context, zeros: PyTree
+            diff: Arrays,
+            x: jax.Array,
+            taps: Arrays,
+            fixed: Arrays,
+            layer_index: jax.Array,
+            tokens: Context,
+            zeros: PyTree,
         ) -> Output:
-            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else None, zeros, None)
+            return self.apply(merge(diff, fixed), x, layer_index, tokens, tapping(taps) if taps else None, zeros, None)
 
         # Forward and recomputation are in different loops, so the compiler cannot merge them.
         checkpointed = lambda policy: jax.checkpoint(function, policy=policy, prevent_cse=False)

@@ -90,13 +90,13 @@ class LayerStack:
 
     @cached_property
     def keep_by_row(self) -> tuple[tuple[int, Keep], ...]:
-        """For each row of a chunk, the first of its neighbours that keep the same, and what that is."""
+        """The first of the neighbouring rows with the same treatments, and these, for each row of a chunk."""
         firsts = accumulate((keep.layers for keep in self.keeps[:-1]), initial=0)
         return tuple((first, keep) for first, keep in zip(firsts, self.keeps, strict=True) for _ in range(keep.layers))
 
     def row(self, chunk: Chunk, row: Index) -> Index:
         """The index in the stack of a row of a chunk."""
-        return chunk.place * self.order.rows_per_chunk + row
+        return chunk.index * self.order.rows_per_chunk + row
 
     def load_any(self, weights: Stack) -> Arrays:
         """The weights of a row, used only for their shapes."""
@@ -107,10 +107,12 @@ class LayerStack:
         taps = lambda weights, x, tokens: self.program.zero_taps(self.load_any(weights), x, tokens)
         return stacked((slots, self.order.rows_per_chunk), taps, weights, x, tokens)
 
-    def accumulate(self, gradients: Stack, dw: Arrays, row: jax.Array, number: jax.Array, into: Accumulator) -> Stack:
+    def accumulate(
+        self, gradients: Stack, dw: Arrays, row: jax.Array, layer_index: jax.Array, into: Accumulator
+    ) -> Stack:
         """Add a layer's gradients (compute placement) to its row of a chunk in `gradients`."""
         if self.order.padded:
-            into = into._replace(valid=into.valid & (number != PADDING))
+            into = into._replace(valid=into.valid & (layer_index != PADDING))
         return self.store.add(gradients, dw, self.row(into.chunk, row), into)
 
     # ---- padding
@@ -130,9 +132,9 @@ class LayerStack:
             return act(carry)
         return lax.cond(self.order.local(chunk)[row] != PADDING, act, lambda carry: carry, carry)
 
-    def skip_padding(self, number: jax.Array, y: jax.Array, x: jax.Array | int) -> jax.Array:
+    def skip_padding(self, layer_index: jax.Array, y: jax.Array, x: jax.Array | int) -> jax.Array:
         """`y`, or `x` in a row that only pads the stack."""
-        return jnp.where(number != PADDING, y, x) if self.order.padded else y
+        return jnp.where(layer_index != PADDING, y, x) if self.order.padded else y
 
     def site(self, key: Hashable, weights: Chunk, like: int, padded: bool, step: Step, tie: Tie | None) -> Site:
         """Rows of a chunk that take the same `step` with their weights, of which one is `like`; see `LayerLoop._walk`.

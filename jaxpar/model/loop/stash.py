@@ -23,7 +23,7 @@ class Stash(NamedTuple):
 
 
 type Stashes = Mapping[tuple[str, int], Stash]
-"""By kind and number of one of its `keeps`."""
+"""Arrays by kind and index among its `keeps`."""
 
 
 def fetch(stack: PyTree, *where: Index) -> PyTree:

@@ -35,7 +35,7 @@ class Site(NamedTuple):
     fetch: Callable[[Row], PyTree]
     """`row -> arrays` that the step needs and that take time to fetch; may be empty."""
     tie: Tie | None = None
-    """For slots that are followed by one of the same site."""
+    """Loop over slots that are followed by one of the same site."""
 
     @property
     def fetches(self) -> bool:

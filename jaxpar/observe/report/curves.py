@@ -108,7 +108,7 @@ def _run(run: RunRecord, charts: Sequence[Chart]) -> dict[str, Any]:
 
 
 def _batches(data: DataConfig) -> list[list[int]]:
-    """For each size of batch, in order: steps and tokens before the first, and its tokens."""
+    """Steps and tokens before the first batch of each size, and its tokens, in order."""
     return [[one.batch, *(rows * data.sequence_length for rows in (one.example, one.rows))] for one in stretches(data)]
 
 

@@ -36,7 +36,7 @@ PAIR = 2
 MOST_IN_TITLE = 4
 BEGINNING = 1000
 """Bytes in which a page of jaxpar says what it is."""
-OCCUPIED = "the file is there and is no page of jaxpar; choose another name"
+OCCUPIED = "the file is there and is not a page of jaxpar; choose another name"
 
 
 def html_page(runs: list[RunRecord]) -> str:
@@ -136,7 +136,7 @@ def check_page(file: Path) -> None:
 
 
 def check_stored_page(url: str) -> None:
-    """As `check_page`, of a URL. Raises `StoreError` where the store refuses."""
+    """Checks a URL as `check_page` does. Raises `StoreError` where the store refuses."""
     there = [file.size for file in listed(url).values()]
     if there and not (len(there) == 1 and there[0] and GENERATOR.encode() in (read(url, BEGINNING) or b"")):
         raise UserError(f"--out {quoted(url)}: {OCCUPIED}")

@@ -114,7 +114,7 @@ def read_runs(folders: list[Path]) -> list[RunRecord]:
     """The runs of `folders`, by their folders' names, or by their paths where two have one name.
 
     Raises:
-        UserError: a folder is not there or is no run, or a run is given twice.
+        UserError: a folder is not there or is not a run, or a run is given twice.
     """
     for index, folder in enumerate(folders):
         _check_is_run(folder)
@@ -226,7 +226,7 @@ def _lines(file: Path, otherwise: str | None, notes: list[str]) -> list[dict[str
 def _content(file: Path, notes: list[str]) -> bytes | None:
     if not file.is_file():  # neither a folder nor a pipe, which would be waited for
         if file.exists():
-            notes.append(f"{file.name} is no file.")
+            notes.append(f"{file.name} is not a file.")
         return None
     try:
         return read_file(file, LONGEST)

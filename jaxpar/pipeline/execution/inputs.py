@@ -35,7 +35,7 @@ class Carry(NamedTuple):
     cotangents: jax.Array
     outputs: jax.Array
     gradients: Weights
-    """In gradient placement; of the layers, where chunks are held, the gradients of these."""
+    """Accumulators in gradient placement; of the layers, where chunks are held, the gradients of these."""
     reported: Reports
     """Sums of the reports of the loss."""
     side: PyTree
@@ -47,7 +47,7 @@ class Carry(NamedTuple):
 
 
 class Seeds(NamedTuple):
-    """Where a backward starts from."""
+    """The start of a backward."""
 
     objective: Float[Array, ""]
     """Cotangent of the objective."""
@@ -105,11 +105,11 @@ class Inputs:
             x = jnp.where(row["f_source"] == STASHED, stashed, x)
         return x
 
-    def shared(self, y: Shaped[Array, "batch seq embed"], counts: Bool[Array, ""]) -> Shaped[Array, "batch seq embed"]:
+    def shared(self, y: Shaped[Array, "batch seq embed"], valid: Bool[Array, ""]) -> Shaped[Array, "batch seq embed"]:
         """The last chunk's output, on every rank where all share the head, and on its own otherwise."""
         if not self.shares_vocabulary:
             return y
-        return sum_over_stages(jnp.where(counts, y, 0))
+        return sum_over_stages(jnp.where(valid, y, 0))
 
     def arrived(self, run: Run, what: str, row: Row, value: jax.Array, buffer: jax.Array) -> jax.Array:
         """`buffer` with the `value` that a neighbour, or this rank itself, sends in this tick."""
@@ -176,10 +176,10 @@ def read_slot(buffer: Shaped[Array, "slots ..."], slot: Int[Array, ""]) -> Shape
 
 
 def put(
-    buffer: Shaped[Array, "slots ..."], value: Shaped[Array, "..."], slot: Int[Array, ""], counts: Bool[Array, ""]
+    buffer: Shaped[Array, "slots ..."], value: Shaped[Array, "..."], slot: Int[Array, ""], valid: Bool[Array, ""]
 ) -> Shaped[Array, "slots ..."]:
-    """`buffer` with `value` in a slot, if it `counts`; a buffer without slots stays as it is."""
+    """`buffer` with `value` in a slot, if `valid`; a buffer without slots stays as it is."""
     if not buffer.shape[0]:
         return buffer
-    value = jnp.where(counts, value, read_slot(buffer, slot))
+    value = jnp.where(valid, value, read_slot(buffer, slot))
     return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)

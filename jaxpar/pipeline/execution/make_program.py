@@ -1,4 +1,5 @@
-"""From a schedule's ticks to the executor's program, with values of one action for a later one in few slots."""
+"""Conversion of a schedule's ticks to the executor's program, with values of one action for a later one in few
+slots."""
 
 from __future__ import annotations
 
@@ -214,7 +215,7 @@ def fold(runs: Sequence[Run]) -> Iterator[Loop]:
 
 @dataclass(frozen=True)
 class Lifetime:
-    """From the first to the last tick in which a value must be in its slot, both included."""
+    """First and last tick in which a value must be in its slot, both included."""
 
     first: int
     last: int

@@ -23,10 +23,10 @@ SOURCES = ("before", "behind", "self")
 """The sender of a value that arrives after a tick: the previous rank, the next rank, or this rank itself."""
 
 NOTHING = -1
-"""In place of a slot: nothing arrives."""
+"""Value in place of a slot: nothing arrives."""
 
 EMBEDDING, ARRIVAL, STASHED = range(3)
-"""Where the input of a forward comes from. `STASHED` repeats a forward into its own slot, when a rank has nothing to
+"""Source of the input of a forward. `STASHED` repeats a forward into its own slot, when a rank has nothing to
 do and no slot is free: it rewrites the same values."""
 
 ARRIVALS = tuple(f"{what}_{source}" for what in "yg" for source in SOURCES)
@@ -87,14 +87,14 @@ class PipelineProgram:
 
     schedule: Schedule
     rows: dict[str, np.ndarray]
-    """For each of `FIELDS` an int32 array [tick, rank]."""
+    """An int32 array [tick, rank] for each of `FIELDS`."""
     slots: dict[str, int]
     """Slots of each of `BUFFERS`."""
     loops: tuple[Loop, ...]
     loads: dict[int, list[Window]]
-    """Where chunks are held: before a tick, the chunks to gather."""
+    """Chunks to gather before a tick, if gathered chunks stay for all microbatches."""
     releases: dict[int, list[Window]]
-    """Where chunks are held: before a tick (or after the last), the chunks whose gradients are complete."""
+    """Chunks whose gradients are complete before a tick (or after the last), if gathered chunks stay."""
     branching: bool
     """Whether a rank computes its own actions alone, by branching on its row."""
 

@@ -114,7 +114,7 @@ class Calibration:
         Raises `UserError` if it cannot be written, the GPU is not in the catalogue, or nothing could be measured.
         """
         prepare_devices(self.devices, self._config(DEFAULT_ON_GPU).distributed)
-        found = find_devices()
+        devices = find_devices()
         if jax.process_index() == 0:
             check_writable(self.output)  # fails now rather than after minutes
         device = jax.local_devices()[0]
@@ -124,7 +124,7 @@ class Calibration:
                 f"calibrate: {device.device_kind} is not in the catalogue of GPUs, so no cluster can be planned with it"
             )
         config = planned_config(self._config(DEFAULT_ON_CPU if gpu is None else DEFAULT_ON_GPU))
-        profile = self._measured(config, found, gpu)
+        profile = self._measured(config, devices, gpu)
         if jax.process_index() == 0:
             write_profile(self.output, profile)
             _print(profile, self.output)
@@ -186,18 +186,18 @@ class Calibration:
 
 def unmeasurable(config: Config, devices: list[Any], device: Any) -> list[str]:
     """Parameters that this machine, or `calibrate` itself, cannot measure, each with the reason."""
-    found = []
+    notes = []
     if len(devices) == 1:
-        found.append("messages between devices: there is one device")
+        notes.append("messages between devices: there is one device")
     elif devices_per_node(devices) == len(devices):
-        found.append("messages between hosts: all devices are in one host; start a process on each of several hosts")
+        notes.append("messages between hosts: all devices are in one host; start a process on each of several hosts")
     if (why := compute.why_no_copies(device)) is not None:
-        found.append(f"host copies: {why}")
+        notes.append(f"host copies: {why}")
     if config.precision.matmul is not None:
-        found.append(f"matmuls in FP8 ({config.precision.matmul}): the planner uses its default efficiency")
+        notes.append(f"matmuls in FP8 ({config.precision.matmul}): the planner uses its default efficiency")
     if any(model.experts is not None for model in kind_models(config.model).values()):
-        found.append("grouped matmuls of experts: the planner uses its default efficiency")
-    return found
+        notes.append("grouped matmuls of experts: the planner uses its default efficiency")
+    return notes
 
 
 def _of_cpu(measured: Profile, moved: float | None) -> tuple[dict[str, float], dict[str, float]]:

@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 def groups(devices: int, per_host: int) -> list[Shape]:
     """Groups by powers of two, and of all devices, one of each number of ranks and hosts: the ranks next to each other,
     else the nearest."""
-    found: dict[tuple[int, int], Shape] = {}
+    shapes: dict[tuple[int, int], Shape] = {}
     powers = lambda most: [1 << power for power in range(most.bit_length())]
     for stride in powers(devices):
         for ranks in dict.fromkeys((*powers(devices // stride), devices // stride)):
@@ -42,14 +42,14 @@ def groups(devices: int, per_host: int) -> list[Shape]:
                 continue
             each = max(1, min(ranks, per_host // stride))
             if ranks % each == 0:
-                found.setdefault((ranks, ranks // each), Shape(ranks, stride, ranks // each))
-    return sorted(found.values())
+                shapes.setdefault((ranks, ranks // each), Shape(ranks, stride, ranks // each))
+    return sorted(shapes.values())
 
 
 def measured_collectives(watch: Stopwatch, devices: Sequence[Any], sizes: Sequence[int]) -> list[Sent]:
     """All collectives over all groups, at so many bytes; every process has to call it."""
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
-    found = []
+    rows = []
     for group in groups(len(ordered), devices_per_node(ordered)):
         inner = np.array(ordered).reshape(-1, group.ranks, group.stride)
         mesh = Mesh(inner, ("outer", RANKS, "inner"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
@@ -59,8 +59,8 @@ def measured_collectives(watch: Stopwatch, devices: Sequence[Any], sizes: Sequen
                 words = f"{collective} of {size(full_bytes)} over {over}"
                 seconds = watch.record_seconds(words, partial(_seconds, watch, mesh, collective, step, full_bytes))
                 if seconds is not None:
-                    found.append(Sent(collective, group.ranks, group.hosts, full_bytes, seconds))
-    return found
+                    rows.append(Sent(collective, group.ranks, group.hosts, full_bytes, seconds))
+    return rows
 
 
 def steps(ranks: int) -> list[tuple[Collective, Callable[..., jax.Array]]]:

@@ -70,15 +70,15 @@ def matmuls_of(config: Config, cluster: Cluster, tokens: Sequence[float], tensor
 
 def measured_products(watch: Stopwatch, shapes: Iterable[Asked], compute: Dtype) -> list[Product]:
     """The products whose time is not bound by launches."""
-    found = []
+    timed = []
     for table, (m, n, k), _ in shapes:
         item, adds = table.of
         product = Product(int(m), int(n), int(k), "float32" if item == 4 else compute, 0.0, bool(adds))
         words = f"matmul {product.m} x {product.n} x {product.k} in {product.dtype}{', added' if adds else ''}"
         seconds = watch.record_seconds(words, lambda product=product: _product(watch, product))
         if seconds is not None:
-            found.append(replace(product, seconds=seconds))
-    return found
+            timed.append(replace(product, seconds=seconds))
+    return timed
 
 
 def _product(watch: Stopwatch, product: Product) -> float:
@@ -105,7 +105,7 @@ def added(precision: lax.Precision | None) -> Callable[..., jax.Array]:
 
 def measured_attention(watch: Stopwatch, config: Config, lengths: Sequence[int]) -> list[Attended]:
     """Attention of each kind of layers over a row of each length, by the backend that a run on this device takes."""
-    found = []
+    rows = []
     for length in lengths:
         row_config = replace(config, data=replace(config.data, sequence_length=length, batch_size=1))
         for kind, request in attention_requests(row_config, jax.devices()[0], ()).items():
@@ -127,9 +127,9 @@ def measured_attention(watch: Stopwatch, config: Config, lengths: Sequence[int])
                 backend, row_config.precision.compute, length, model.heads, kv_heads(model), width, keys, forward,
                 backward,
             )  # fmt: skip
-            if row not in found:
-                found.append(row)
-    return found
+            if row not in rows:
+                rows.append(row)
+    return rows
 
 
 def _forward(watch: Stopwatch, config: Config, model: ModelConfig, backend: str) -> float:

@@ -55,20 +55,20 @@ class Stopwatch:
         """The seconds that `measure` returns; None, with a line in `refused`, where they cannot be had or are bound
         by launches."""
         try:
-            found = measure()
+            seconds = measure()
         except (Unmeasurable, jax.errors.JaxRuntimeError) as why:
             if not isinstance(why, Unmeasurable) and OUT_OF_MEMORY not in str(why):
                 raise
             text = why if isinstance(why, Unmeasurable) else "it does not fit the device's memory"
             self.refused.append(f"{name}: {text}")
             return None
-        if found < LAUNCHES * self.launch_s:
+        if seconds < LAUNCHES * self.launch_s:
             self.refused.append(
-                f"{name}: {in_words(found)} are bound by launches: less than {LAUNCHES} times the "
+                f"{name}: {in_words(seconds)} are bound by launches: less than {LAUNCHES} times the "
                 f"{in_words(self.launch_s)} of the smallest kernel"
             )
             return None
-        return found
+        return seconds
 
     def loop(
         self, step: Callable[..., Any], carry: Any, *operands: Any, agree: Callable[[float], float] = float,

@@ -78,7 +78,7 @@ class Curve:
 
     def within(self, gpus: int) -> int:
         """The largest number of at most `gpus`; 0 where none is."""
-        return max((number for number in self.points if number <= gpus), default=0)
+        return max((size for size in self.points if size <= gpus), default=0)
 
     def speed(self, gpus: int) -> float:
         """Tokens per second; 0 for no GPUs."""
@@ -116,13 +116,13 @@ def read_jobs(path: Path) -> dict[str, WrittenJob]:
     jobs = document["jobs"].value if "jobs" in document else None
     if not isinstance(jobs, dict) or not jobs:
         raise UserError(f"{named(path)}: jobs: expected a mapping from names to jobs, got {shown(jobs)}")
-    found: dict[str, WrittenJob] = {}
+    written: dict[str, WrittenJob] = {}
     for name, located in jobs.items():
         key = f"{named(path)}:{located.line}: jobs.{name}"
-        found[name] = job = record_from_plain(WrittenJob, located.value, key)
+        written[name] = job = record_from_plain(WrittenJob, located.value, key)
         if job.deadline is not None and job.deadline <= job.arrives:
             raise UserError(f"{key}.deadline: expected hours after arrives ({job.arrives:g}), got {job.deadline:g}")
-    return found
+    return written
 
 
 def curve_of(points: Mapping[int, Point]) -> Curve:
@@ -140,7 +140,7 @@ def numbers_of(cluster: Cluster) -> list[int]:
     each, hosts = cluster.gpus_per_host, cluster.groups[0].hosts
     parts = [1 << power for power in range(each.bit_length()) if each % (1 << power) == 0 and 1 << power < each]
     several = {scale << power for scale in (1, 3) for power in range(hosts.bit_length()) if scale << power <= hosts}
-    return [*parts, *(each * number for number in sorted(several | {hosts}))]
+    return [*parts, *(each * size for size in sorted(several | {hosts}))]
 
 
 def planned_curve(config: Config, cluster: Cluster) -> Curve:

@@ -113,11 +113,11 @@ def simulate(jobs: Sequence[Job], gpus: int, policy: Policy) -> Outcome:
             active.append(Active(job, job.tokens, 0, now, now))
         shares = policy(now, active, gpus)
         assert sum(shares.values()) <= gpus and (any(shares.values()) or waiting), "a policy must let some job run"
-        for place, one in enumerate(active):
-            if (number := shares.get(one.job.name, 0)) != one.held:
+        for index, one in enumerate(active):
+            if (share := shares.get(one.job.name, 0)) != one.held:
                 spans += one.until(now)
-                pause = one.job.curve.points[number].pause if number else 0.0
-                active[place] = replace(one, held=number, since=now, ready=now + pause)
+                pause = one.job.curve.points[share].pause if share else 0.0
+                active[index] = replace(one, held=share, since=now, ready=now + pause)
         ends = {one.job.name: one.finish(now, one.held) for one in active if one.held}
         then = min([*ends.values(), *(job.arrives for job in waiting[:1])])
         for one in (one for one in active if ends.get(one.job.name) == then):

@@ -92,21 +92,21 @@ class Measured:
         between = tuple(map(tuple, self.matrix[np.ix_(order, order)].tolist()))
         loops = sends_round(planned.plan)
         kinds = timer.kinds(planned.candidate.layout)
-        found, first = [], 0
+        networks, first = [], 0
         for group in kinds or (None,):
             cluster = self.cluster if group is None else self.cluster.uniform(group)
             devices = (self.cluster.hosts if group is None else group.hosts) * self.cluster.gpus_per_host
             links = network_of(cluster, timer.reached(cluster))
-            found.append(MeasuredNetwork(**vars(links), between=between, first=first, devices=devices, loops=loops))
+            networks.append(MeasuredNetwork(**vars(links), between=between, first=first, devices=devices, loops=loops))
             first += devices
-        return found
+        return networks
 
     def placed(self, planned: Planned, timer: StepTimer) -> Planned:
         """The layout in the better of the default order and that of annealing, in which hosts stay in their group."""
         traffic = traffic_of(planned.config, planned.plan, self.cluster.gpus_per_host)
-        found = place(traffic, self.matrix, swaps=SWAPS, groups=groups_of(self.cluster))
+        placed = place(traffic, self.matrix, swaps=SWAPS, groups=groups_of(self.cluster))
         default = tuple(range(self.cluster.hosts))
-        orders = dict.fromkeys((default, found.order))
+        orders = dict.fromkeys((default, placed.order))
         times = {order: timer.step(planned.candidate.layout, self.networks(timer, planned, order)) for order in orders}
         best = min(times, key=lambda order: times[order].seconds)
         candidate = replace(planned.candidate, time=times[best])

@@ -29,10 +29,10 @@ def table_lookups(timer: StepTimer, layout: Layout) -> set[Asked]:
 
 def measured_words(file: Path, profile: Profile, asked: Iterable[Asked]) -> str:
     """Words for the times that are measured, of those that were asked for; the others are by fitted shares."""
-    found: defaultdict[str, list[bool]] = defaultdict(list)
+    by_kind: defaultdict[str, list[bool]] = defaultdict(list)
     for one in sorted(asked):
-        found[KINDS.get(one.table.what, "messages")].append(one.measured)
-    counts = [f"{sum(timed)} of {len(timed)} {kind}" for kind, timed in found.items()]
+        by_kind[KINDS.get(one.table.what, "messages")].append(one.measured)
+    counts = [f"{sum(timed)} of {len(timed)} {kind}" for kind, timed in by_kind.items()]
     others = ("memory_share" in profile.model, "memory bandwidth"), ("host_bandwidth" in profile.links, "host copies")
     counts += [name for there, name in others if there]
     return (

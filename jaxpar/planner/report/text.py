@@ -45,12 +45,12 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
         lines(host_words(best))
     lines(*(f"Experts: {line}" for line in words.exchanges(best.plan, best.config.parallel)))
     lines(f"Largest loss: {words.limit(best)}")
-    found = best.candidate
-    lines(*words.parts(found.time.breakdown, found.seconds), title="Where the time goes")
+    candidate = best.candidate
+    lines(*words.parts(candidate.time.breakdown, candidate.seconds), title="Where the time goes")
     lines(*memory(best), title="Memory of a GPU")
     if len(plans) > 1:
         others = [one.candidate for one in plans[1:]]
-        differences = (f"{words.axes(one.layout)}: {words.difference(found, one)}" for one in others)
+        differences = (f"{words.axes(one.layout)}: {words.difference(candidate, one)}" for one in others)
         lines(*differences, title="Nearest alternatives")
 
 

@@ -112,7 +112,7 @@ def columns(candidate: Candidate, index: int, batch: int, spread: Spread | None)
 def axes(layout: Layout | AxisSizes) -> str:
     """`pipe 8 x tensor 8`."""
     named = ((axis, getattr(layout, axis)) for axis in MESH_AXES)
-    return " x ".join(f"{axis} {number}" for axis, number in named if number > 1) or "one device"
+    return " x ".join(f"{axis} {size}" for axis, size in named if size > 1) or "one device"
 
 
 def schedule(layout: Layout) -> str:
@@ -120,7 +120,7 @@ def schedule(layout: Layout) -> str:
     if layout.pipe == 1:
         return "-"
     chunks = f", {layout.virtual_stages} chunks" if layout.virtual_stages > 1 else ""
-    return f"{layout.schedule}{chunks}{', shared ends' if layout.shared_ends else ''}"
+    return f"{layout.schedule}{chunks}{', shared ends' if layout.shared_embed_and_head else ''}"
 
 
 def in_one_line(layout: Layout) -> str:
@@ -172,16 +172,18 @@ def meanings(plans: Sequence[Planned]) -> list[str]:
     """A sentence for each word of a table of plans that is not of every day."""
     layouts = [one.candidate.layout for one in plans]
     text = " ".join(f"{remat(layout)} {schedule(layout)}" for layout in layouts)
-    found = [f"remat {preset}: {what}" for preset, what in REMAT.items() if re.search(rf"\b{preset}\b", text)]
+    explanations = [f"remat {preset}: {what}" for preset, what in REMAT.items() if re.search(rf"\b{preset}\b", text)]
     if " except " in text:
-        found.append("except N: all activations except N, which plan.json names")
+        explanations.append("except N: all activations except N, which plan.json names")
     if "chunks" in text:
-        found.append("chunks: parts of the layers that each pipe rank has, which it takes in turn")
+        explanations.append("chunks: parts of the layers that each pipe rank has, which it takes in turn")
     if "shared ends" in text:
-        found.append("shared ends: embedding and head are split over all pipe ranks")
+        explanations.append("shared ends: embedding and head are split over all pipe ranks")
     if any(layout.offload_fraction or layout.offloads_names for layout in layouts):
-        found.append("host: what waits in the host's memory; of activations the part between forward and backward")
-    return found
+        explanations.append(
+            "host: what waits in the host's memory; of activations the part between forward and backward"
+        )
+    return explanations
 
 
 def without_evidence(plans: Sequence[Planned]) -> str | None:
@@ -247,12 +249,12 @@ def stages(planned: Planned, timer: StepTimer) -> list[str]:
 
 def limit(planned: Planned) -> str:
     """The largest loss of time of a layout, its cause, and the memory that is left."""
-    found = planned.candidate
-    losses = {name: value for name, value in found.time.breakdown.items() if name not in ("matmuls", "attention")}
+    candidate = planned.candidate
+    losses = {name: value for name, value in candidate.time.breakdown.items() if name not in ("matmuls", "attention")}
     worst = max(losses, key=losses.__getitem__)
     what, cause = PARTS[worst]
-    room = f"{size(planned.usable - found.memory.device)} of the {size(planned.usable)}"
-    text = f"{what}, {percent(losses[worst], found.seconds)} of the step ({cause})."
+    room = f"{size(planned.usable - candidate.memory.device)} of the {size(planned.usable)}"
+    text = f"{what}, {percent(losses[worst], candidate.seconds)} of the step ({cause})."
     return f"{text} {room} that may be planned for on a GPU are left."
 
 

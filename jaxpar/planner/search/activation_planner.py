@@ -156,7 +156,7 @@ class ActivationPlanner(Kernels):
         """The facts that the times of a layer depend on; where a largest magnitude is found in each product, also the
         ranks over which it is."""
         group, quantization = self.group, self.matmul_quantization
-        ranks = group.devices // group.pipe if quantization is not None and quantization.found else 1
+        ranks = group.devices // group.pipe if quantization is not None and quantization.measures_amax else 1
         return (
             group.microbatch,
             group.expert,

@@ -33,7 +33,7 @@ NAMED = {
 
 def parse_fixed(given: list[str]) -> dict[str, str]:
     """`name=value` by name. Raises `UserError` for a name that is not of the space, or a value that cannot be."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         name, value = name.strip(), value.strip()
@@ -42,8 +42,8 @@ def parse_fixed(given: list[str]) -> dict[str, str]:
                 raise UserError(f"--fix {quoted(text)}: 'stage_layers' is not searched: {LEFT_EQUAL}")
             near = did_you_mean(name, FIXABLE) or f"; there are {', '.join(FIXABLE)}"
             raise UserError(f"--fix {quoted(text)}: expected name=value, and {quoted(name)} is not searched{near}")
-        found[name] = _checked(name, value)
-    return found
+        values[name] = _checked(name, value)
+    return values
 
 
 def _checked(name: str, value: str) -> str:
@@ -68,7 +68,7 @@ def _checked(name: str, value: str) -> str:
 
 
 OFFLOAD, ACTIVATIONS, OPTIMIZER = "offload", "activation_offload", "optimizer_offload"
-SHARED_ENDS = "shared_ends"
+SHARED_EMBED_AND_HEAD = "shared_ends"
 """Embedding and head that all pipeline ranks share."""
 EXPERT = "expert"
 """Experts that are split over ranks."""
@@ -78,25 +78,37 @@ UNMEASURED = "unmeasured"
 MEASURED_SCHEDULES = ("1f1b", "interleaved")
 PIPELINES = tuple(name for name, family in SCHEDULES.items() if not family.one_rank)
 NEVER_MEASURED = frozenset(
-    {name for name in PIPELINES if name not in MEASURED_SCHEDULES} | {"ring", "ulysses", "usp", OPTIMIZER, SHARED_ENDS}
+    {name for name in PIPELINES if name not in MEASURED_SCHEDULES}
+    | {"ring", "ulysses", "usp", OPTIMIZER, SHARED_EMBED_AND_HEAD}
 )
 """Mechanisms of which no run is in the data that the time model was fitted to or tested by
 (`benchmarks/validation/data`): their times follow from their messages, copies and tables alone."""
 
-AVOIDABLE = (OFFLOAD, ACTIVATIONS, OPTIMIZER, EXPERT, SHARED_ENDS, UNMEASURED, "ring", "ulysses", "usp", *PIPELINES)
+AVOIDABLE = (
+    OFFLOAD,
+    ACTIVATIONS,
+    OPTIMIZER,
+    EXPERT,
+    SHARED_EMBED_AND_HEAD,
+    UNMEASURED,
+    "ring",
+    "ulysses",
+    "usp",
+    *PIPELINES,
+)
 
 
 def parse_avoided(given: Sequence[str]) -> frozenset[str]:
     """Names of mechanisms as single ones. Raises `UserError` for one that is not searched."""
-    found: set[str] = set()
+    names: set[str] = set()
     for text in given:
         for name in (part.strip() for part in text.split(",")):
             if name not in AVOIDABLE:
                 near = did_you_mean(name, AVOIDABLE) or f"; expected {join_or(AVOIDABLE)}"
                 raise UserError(f"--avoid {quoted(name)}: no such mechanism is searched{near}")
             several = {OFFLOAD: {ACTIVATIONS, OPTIMIZER}, UNMEASURED: NEVER_MEASURED}
-            found |= several.get(name, {name})
-    return frozenset(found)
+            names |= several.get(name, {name})
+    return frozenset(names)
 
 
 def never_measured(layout: Layout) -> list[str]:
@@ -105,6 +117,6 @@ def never_measured(layout: Layout) -> list[str]:
         *([layout.schedule] if layout.pipe > 1 else []),
         *([layout.context_strategy] if layout.context > 1 else []),
         *([OPTIMIZER] if layout.optimizer_offload else []),
-        *([SHARED_ENDS] if layout.shared_ends else []),
+        *([SHARED_EMBED_AND_HEAD] if layout.shared_embed_and_head else []),
     ]
     return [name for name in used if name in NEVER_MEASURED]

@@ -58,10 +58,12 @@ class Bounds:
         shares = reached.attention_share, reached.attention_native_share
         return (products / rate + attention / (device.peak * max(shares))) / self.cluster.devices
 
-    def of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
+    def of_strategy(self, group: Group, strategy: str, shared_embed_and_head: bool) -> float:
         """The bound of a step by `GROUP_PARTS` and the sums over replicas alone, under a context strategy."""
-        key = _alike(group), strategy, shared_ends
-        return self._here.of(key, lambda: self._of_strategy(group, strategy, shared_ends)) + self._over_replicas(group)
+        key = _alike(group), strategy, shared_embed_and_head
+        return self._here.of(
+            key, lambda: self._of_strategy(group, strategy, shared_embed_and_head)
+        ) + self._over_replicas(group)
 
     def _over_replicas(self, group: Group) -> float:
         """The least time of the messages over replicas, which nothing hides: of gradients, or of those and weights
@@ -81,23 +83,27 @@ class Bounds:
         key = "over replicas", group._replace(microbatch=1)
         return self.timer.steps().jitter(group.devices) * self._here.of(key, least)
 
-    def _of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
+    def _of_strategy(self, group: Group, strategy: str, shared_embed_and_head: bool) -> float:
         activations = self.bare(group, Choice(self.space.zeros(group)[0], strategy))
         if not self.alike:
             floor = self.timer.floor(activations.layout("none"))
             work = sum(floor[name] for name in GROUP_PARTS)
-            return work + self.wait(group, max(0.0, work - self._head(group, shared_ends)), shared_ends)
+            return work + self.wait(
+                group, max(0.0, work - self._head(group, shared_embed_and_head)), shared_embed_and_head
+            )
         layer, _ = self._layer_work(group, activations)
         layers = self.microbatches(group) / group.pipe * self.config.model.layers * layer
         jitter = self.timer.steps().jitter(group.devices)
-        return jitter * (layers + self._head(group, shared_ends) + self.wait(group, layers, shared_ends))
+        return jitter * (
+            layers + self._head(group, shared_embed_and_head) + self.wait(group, layers, shared_embed_and_head)
+        )
 
     def of_choice(self, group: Group, choice: Choice) -> tuple[float, float]:
         """The bounds of a step, and of the layers of a rank, in a pipeline that never waits."""
         floor = self.timer.floor(self.bare(group, choice).layout("none"))
         # Chunks that are held are gathered once for all microbatches.
         held = floor["data"] if choice.zero == 3 else 0.0
-        head = self._head(group, choice.shared_ends) if group.pipe > 1 else 0.0
+        head = self._head(group, choice.shared_embed_and_head) if group.pipe > 1 else 0.0
         return sum(floor.values()) - held, max(0.0, sum(floor[name] for name in GROUP_PARTS) - head)
 
     def of_schedule(self, group: Group, choice: Choice, floor: float, layers: float) -> float:
@@ -109,27 +115,27 @@ class Bounds:
             # Messages of weights do not depend on the rest of a schedule.
             key = group, plain._replace(schedule="", virtual_stages=1), family.splits_backward
             floor = self._here.of(key, exact)
-        of_layers, of_ends, of_chunks = self._waits(group, layers, choice.shared_ends)
+        of_layers, of_embed_and_head, of_chunks = self._waits(group, layers, choice.shared_embed_and_head)
         share = _share_waited(choice.schedule, choice.virtual_stages)
-        return floor + of_ends + share * of_layers + choice.virtual_stages * of_chunks
+        return floor + of_embed_and_head + share * of_layers + choice.virtual_stages * of_chunks
 
-    def wait(self, group: Group, layers: float, shared_ends: bool) -> float:
+    def wait(self, group: Group, layers: float, shared_embed_and_head: bool) -> float:
         """The least waiting over the schedules of a group, with so many seconds of layers on a rank."""
         if group.pipe == 1:
             return 0.0
         microbatches = self.microbatches(group)
 
         def shares() -> dict[int, float]:
-            found: dict[int, float] = {}
+            by_virtual: dict[int, float] = {}
             for name, virtual in self.space.schedules(group.pipe, microbatches):
-                found[virtual] = min(found.get(virtual, inf), _share_waited(name, virtual))
-            return found
+                by_virtual[virtual] = min(by_virtual.get(virtual, inf), _share_waited(name, virtual))
+            return by_virtual
 
-        of_layers, of_ends, of_chunks = self._waits(group, layers, shared_ends)
+        of_layers, of_embed_and_head, of_chunks = self._waits(group, layers, shared_embed_and_head)
         least = self.known.of(("least shares waited", group.pipe, microbatches), shares)
-        return of_ends + min(share * of_layers + virtual * of_chunks for virtual, share in least.items())
+        return of_embed_and_head + min(share * of_layers + virtual * of_chunks for virtual, share in least.items())
 
-    def _waits(self, group: Group, layers: float, shared_ends: bool) -> tuple[float, float, float]:
+    def _waits(self, group: Group, layers: float, shared_embed_and_head: bool) -> tuple[float, float, float]:
         """Seconds of waiting: by the share of a chunk's layers that is waited for, for the ends, and for each chunk.
 
         The rank of the last chunk computes every loss, which the others wait for. It waits itself until the first
@@ -141,17 +147,17 @@ class Bounds:
             return 0.0, 0.0, 0.0
         microbatches = self.microbatches(group)
         of_layers = layers * (group.pipe - 1) / microbatches
-        if not shared_ends:
-            return of_layers, self._head(group, shared_ends) * (group.pipe - 1), 0.0
+        if not shared_embed_and_head:
+            return of_layers, self._head(group, shared_embed_and_head) * (group.pipe - 1), 0.0
         case = self._layers(group).case
         one = lambda: self.timer.steps().sum_over_stages(group.devices, group.pipe, case.between * case.item)
         sums = 2 * microbatches * self._here.of(("sums", _alike(group)), one)
         return of_layers, sums, sums
 
-    def _head(self, group: Group, shared_ends: bool) -> float:
+    def _head(self, group: Group, shared_embed_and_head: bool) -> float:
         """Seconds of head and loss of all microbatches, on average over the ranks; on hosts of several kinds those of
         the slowest, for which all wait."""
-        if shared_ends:
+        if shared_embed_and_head:
             return self._layers(group).head(group.pipe).seconds * self.microbatches(group)
         if self.alike:
             seconds = self._layers(group).head(1).seconds

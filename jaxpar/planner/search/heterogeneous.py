@@ -157,7 +157,7 @@ class _Stages:
     def chunks(self, layout: Layout, parts: Sequence[Step]) -> list[Chunk]:
         """Each chunk on its kind of hosts, in the order of the model."""
         of_kinds = [part.chunks(layout) for part in parts]
-        return [of_kinds[kind][number] for number, kind in enumerate(self.kind_of)]
+        return [of_kinds[kind][index] for index, kind in enumerate(self.kind_of)]
 
     def of_kinds(self, layout: Layout) -> list[Spent]:
         """The step of each kind, with the slowest chunks, head and transfers; its work is that of its longest chunks.

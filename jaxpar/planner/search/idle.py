@@ -34,17 +34,17 @@ def on_fewer_hosts(search: Search, seconds: float) -> Search | None:
         other = search.on(replace(cluster, name=name, groups=(replace(group, hosts=hosts),)))
         if other.bounds.arithmetic() >= seconds:  # and fewer take longer
             break
-        found = other.fastest_below(seconds)
-        if found is not None:
-            seconds, best = found, other
+        faster = other.fastest_below(seconds)
+        if faster is not None:
+            seconds, best = faster, other
     return best
 
 
 def _smooth(most: int) -> list[int]:
     """Numbers up to `most` whose prime factors are 2, 3 and 5."""
-    found = {1}
+    sizes = {1}
     for factor in (2, 3, 5):
-        for hosts in sorted(found):
+        for hosts in sorted(sizes):
             while (hosts := hosts * factor) <= most:
-                found.add(hosts)
-    return [hosts for hosts in found if hosts <= most]
+                sizes.add(hosts)
+    return [hosts for hosts in sizes if hosts <= most]

@@ -11,7 +11,7 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema.layout import expert_options
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.layout import Layout, Remat
-from jaxpar.cost.matmul_codes import MatmulQuantization
+from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.cost.operations import Attention
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -19,7 +19,7 @@ from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import loops_on
 from jaxpar.layout.choices.matmul import expert_quantization
-from jaxpar.layout.choices.matmul_codes import matmul_quantization
+from jaxpar.layout.choices.matmul_quantization import matmul_quantization
 from jaxpar.layout.choices.pipeline import even_chunks, holds
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import MemoryModel
@@ -73,7 +73,7 @@ class Kernels:
             zero=choice.zero, virtual_stages=choice.virtual_stages,
             state="host" if choice.optimizer_offload else "none",
             scratch=self._scratch, routed=group.expert,
-            shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
+            shared_embed_and_head=choice.shared_embed_and_head, state_replicas=self._state_replicas,
         )  # fmt: skip
 
     @property

@@ -79,9 +79,9 @@ def nothing_fits_message(search: Tried, groups: int, declined: str | None) -> st
 def no_layout(space: Space) -> str:
     """The rules that exclude everything: those without which the most layouts would be allowed."""
     nearest = space.nearest().most_common()
-    reasons = [f"{number} would be allowed but for {' and '.join(sorted(rules))}" for rules, number in nearest[:NAMED]]
+    reasons = [f"{count} would be allowed but for {' and '.join(sorted(rules))}" for rules, count in nearest[:NAMED]]
     if len(nearest) > NAMED:
-        reasons.append(f"{sum(number for _, number in nearest[NAMED:])} but for other rules")
+        reasons.append(f"{sum(count for _, count in nearest[NAMED:])} but for other rules")
     return f"no layout of {space.cluster.devices} GPUs is allowed: {'; '.join(reasons)}"
 
 

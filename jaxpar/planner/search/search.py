@@ -214,14 +214,16 @@ class Search:
 
     # ---- nodes
 
-    def _choices(self, group: Group, strategy: str, shared_ends: bool) -> Iterator[Child]:
+    def _choices(self, group: Group, strategy: str, shared_embed_and_head: bool) -> Iterator[Child]:
         if key_of(group, ONE_STAGE) in self._chosen:
             return
         for zero in self.space.zeros(group):
             self.effort.bounded += 1
-            first, *others = (Choice(zero, strategy, shared_ends, offload) for offload in self.space.offloads())
+            first, *others = (
+                Choice(zero, strategy, shared_embed_and_head, offload) for offload in self.space.offloads()
+            )
             floor, layers = self.bounds.of_choice(group, first)
-            bound = floor + self.bounds.wait(group, layers, shared_ends)
+            bound = floor + self.bounds.wait(group, layers, shared_embed_and_head)
             for own in (first, *others):  # state on the host only adds copies
                 yield bound, partial(self._schedules, group, own, floor, layers)
 

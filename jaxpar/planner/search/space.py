@@ -25,7 +25,7 @@ from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.schedules.registry import check_sizes
 from jaxpar.planner.memo import Memo
-from jaxpar.planner.search.asked import ENDS, EXPERT, OPTIMIZER, SHARED_ENDS
+from jaxpar.planner.search.asked import ENDS, EXPERT, OPTIMIZER, SHARED_EMBED_AND_HEAD
 from jaxpar.planner.settings import ONE_STAGE
 
 SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
@@ -75,7 +75,7 @@ class Choice(NamedTuple):
 
     zero: int
     context_strategy: str
-    shared_ends: bool = False
+    shared_embed_and_head: bool = False
     """Whether pipeline ranks share embedding and head."""
     optimizer_offload: bool = False
     schedule: str = ONE_STAGE
@@ -196,13 +196,13 @@ class Space:
 
     def _strategies(self, context: int, tensor: int) -> list[str]:
         fixed, heads = self.fixed.get("context_strategy"), self.config.model.heads // tensor
-        found = ["allgather", "ring"]
+        strategies = ["allgather", "ring"]
         if exchanges(heads, context) is None:
-            found.append("ulysses")
+            strategies.append("ulysses")
         at_hand = max(1, self.cluster.gpus_per_host // tensor)
         if any(context % n == heads % n == at_hand % n == 0 for n in range(2, context)):
-            found.append("usp")
-        return [name for name in found if fixed in (None, name) and name not in self.avoided]
+            strategies.append("usp")
+        return [name for name in strategies if fixed in (None, name) and name not in self.avoided]
 
     def offloads(self) -> tuple[bool, ...]:
         """Whether the optimizer's state may be stored on the host."""
@@ -215,14 +215,14 @@ class Space:
         """Whether so many pipeline ranks may share embedding and head (`parallel.pipe_ends`)."""
         if pipe == 1:
             return (False,)
-        fixed, refused = self.fixed.get("pipe_ends"), bool(self._broken_by_shared_ends(pipe, tensor))
+        fixed, refused = self.fixed.get("pipe_ends"), bool(self._broken_by_shared_embed_and_head(pipe, tensor))
         return tuple(one for one in (False, True) if fixed in (None, ENDS[one]) and not (one and refused))
 
-    def _broken_by_shared_ends(self, pipe: int, tensor: int) -> str:
+    def _broken_by_shared_embed_and_head(self, pipe: int, tensor: int) -> str:
         """The rule that is broken when these ranks of a pipeline share embedding and head; empty if none is. Hosts of
         several kinds cannot, since sums over all stages come with it."""
-        if SHARED_ENDS in self.avoided:
-            return f"--avoid {SHARED_ENDS}"
+        if SHARED_EMBED_AND_HEAD in self.avoided:
+            return f"--avoid {SHARED_EMBED_AND_HEAD}"
         vocab = padded_vocab(self.config.model)
         if vocab % (pipe * tensor):
             return f"the padded vocabulary ({vocab}) over pipe x tensor (pipe_ends is shared)"
@@ -257,7 +257,7 @@ class Space:
         if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
             yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
         if not self.ends(pipe, tensor):
-            yield self._broken_by_shared_ends(pipe, tensor)
+            yield self._broken_by_shared_embed_and_head(pipe, tensor)
         crosses = self._crosses_kinds(sizes)
         if crosses is not None:
             yield crosses

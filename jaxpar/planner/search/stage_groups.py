@@ -54,11 +54,11 @@ def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths
     if groups is None:
         return []
     layers = [sum(n for n, owner in zip(lengths, rank_of, strict=True) if owner == rank) for rank in range(pipe)]
-    found = []
+    stages = []
     for group in cluster.groups:
         ranks = [rank for rank in range(pipe) if groups[rank] == group]
-        found.append(StagesOfGroup(group, ranks[0], len(ranks), tuple(layers[rank] for rank in ranks)))
-    return found
+        stages.append(StagesOfGroup(group, ranks[0], len(ranks), tuple(layers[rank] for rank in ranks)))
+    return stages
 
 
 def check_stages(cluster: Cluster, fixed: Mapping[str, str]) -> None:

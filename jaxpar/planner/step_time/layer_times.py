@@ -14,7 +14,7 @@ from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_cases
 from jaxpar.cost.layout import Layout, Remat
-from jaxpar.cost.matmul_codes import MatmulQuantization
+from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
@@ -39,7 +39,7 @@ def sorts_of(model: ModelConfig, quantization: MatmulQuantization | None) -> tup
     """The sort of each layer, in the order of the model."""
     first, last = (0, 0) if quantization is None else quantization.exact
     return tuple(
-        Sort(kind, number < first or number >= model.layers - last) for number, kind in enumerate(layer_kinds(model))
+        Sort(kind, index < first or index >= model.layers - last) for index, kind in enumerate(layer_kinds(model))
     )
 
 
@@ -50,8 +50,8 @@ def _counts(model: ModelConfig, quantization: MatmulQuantization | None) -> dict
         return dict(Counter(sorts_of(model, quantization)))
     share = min(1.0, sum(quantization.exact) / quantization.layers)
     return {
-        Sort(kind, exact): number * (share if exact else 1 - share)
-        for kind, number in kind_counts(model).items()
+        Sort(kind, exact): count * (share if exact else 1 - share)
+        for kind, count in kind_counts(model).items()
         for exact in (False, True)
     }
 
@@ -66,7 +66,7 @@ class Layers:
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         vocab, counts = model.vocab, _counts(model, layout.matmul_quantization)
         quantized = layer_cases(model, sequence, layout, lora)
-        self.shares = {sort: number / sum(counts.values()) for sort, number in counts.items()}
+        self.shares = {sort: count / sum(counts.values()) for sort, count in counts.items()}
         """The share of each sort in the layers."""
         sorts = dict.fromkeys((*map(Sort, quantized), *counts))
         self.cases: dict[Sort, LayerCase] = {
@@ -81,9 +81,9 @@ class Layers:
         """Weights of an average layer on a device that are trained, of its matrices or factors; without experts."""
         self.experts = self.average({sort: case.experts for sort, case in self.cases.items()})
         """Weights of its experts."""
-        self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
+        self.quantized_parameters = self.average({sort: case.quantized_parameters for sort, case in self.cases.items()})
         """Weights that are stored as codes of 8 bits; without experts."""
-        self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
+        self.quantized_experts = self.average({sort: case.quantized_experts for sort, case in self.cases.items()})
         self.head: Callable[[int], Work] = cache(lambda ends: total(head_time(self.case, vocab, device, network, ends)))
         """Head and loss of a microbatch, forward and backward, on a device; so many pipeline ranks share them."""
         self._again: dict[tuple[Remat, Kinds], dict[Sort, Work]] = {}

@@ -53,7 +53,7 @@ class StepTime:
 
 of_step = attrgetter(
     *OF_LAYERS, "pipe", "replica", "fsdp", "zero", "remat", "offload_fraction", "optimizer_offload", "resident_state",
-    "wire", "shard_state", "embedding_messages", "shared_ends",
+    "wire", "shard_state", "embedding_messages", "shared_embed_and_head",
 )  # fmt: skip
 """Fields of a layout that decide the parts of its step, with what the schedule changes of them."""
 

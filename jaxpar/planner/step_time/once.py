@@ -37,7 +37,7 @@ class Once:
         """Seconds of rows of the embedding in a microbatch; 0 where tables are sent."""
         dense, self.experts = self.layer_elements()
         self.local = dense + self.trained * self.table
-        self.coded, self.coded_experts = self._quantized_elements()
+        self.quantized, self.quantized_experts = self._quantized_elements()
         self.updated = (self.local / self.sharded + self.experts / self.sharded_experts) / self.replicas
         """Weights that a device updates."""
 
@@ -58,7 +58,8 @@ class Once:
                 else self.where.microbatches(layout) * self._embed_and_head_s(*embed_and_head)
             )
             exposed += self._over_replicas(held)
-            exposed += sent.shards.gather_once(self.local, self.coded) + sent.expert_shards.gather_once(self.experts)
+            exposed += sent.shards.gather_once(self.local, self.quantized)
+            exposed += sent.expert_shards.gather_once(self.experts)
         elif layout.zero == 0:
             exposed += sent.data.reduce(self.local) + sent.expert_data.reduce(self.experts)
         else:
@@ -66,12 +67,12 @@ class Once:
             times = self.where.microbatches(layout) if layout.zero == 2 and layout.pipe == 1 else 1
             by_table = self.local - self.table if self.rows else self.local
             scatter = sent.shards.scatter(by_table) + sent.expert_shards.scatter(self.experts)
-            gather = sent.shards.gather_full(self.local, self.coded)
-            gather += sent.expert_shards.gather_full(self.experts, self.coded_experts)
+            gather = sent.shards.gather_full(self.local, self.quantized)
+            gather += sent.expert_shards.gather_full(self.experts, self.quantized_experts)
             exposed += times * (scatter + self.rows) + self._over_replicas(held) + gather
         if holds_chunks(layout):
             exposed += self._held()
-        if self.piped and not layout.shared_ends:
+        if self.piped and not layout.shared_embed_and_head:
             # The float32 gradients of embedding and head.
             exposed += self.where.sum_over_stages(
                 layout.devices, layout.pipe, 4.0 * self.trained * self.table / (self.sharded * self.replicas)
@@ -81,13 +82,13 @@ class Once:
     def optimizer(self) -> float:
         """Seconds of the update."""
         # The largest magnitude of a matrix that becomes codes is found from its master weights.
-        coded = self.coded / self.sharded + self.coded_experts / self.sharded_experts
-        held, coded = self.updated, coded / self.replicas
-        update = self.where.device.bytes_seconds(self.update.moved * held + MASTER * coded)
+        quantized = self.quantized / self.sharded + self.quantized_experts / self.sharded_experts
+        held, quantized = self.updated, quantized / self.replicas
+        update = self.where.device.bytes_seconds(self.update.moved * held + MASTER * quantized)
         if self.layout.optimizer_offload:
             embed_and_head = self.trained * self.table / (self.sharded * self.replicas)
             link = self.update.link_seconds(
-                held - embed_and_head, embed_and_head, self.where.cluster.host_bandwidth, coded
+                held - embed_and_head, embed_and_head, self.where.cluster.host_bandwidth, quantized
             )
             update = max(update, (1 - self.layout.resident_state) * link)
         if self.update.matrices is not None:
@@ -113,12 +114,12 @@ class Once:
         """The parameters among `layer_elements` that are stored as codes of 8 bits."""
         if self.layers.case.frozen:
             return 0.0, 0.0
-        return self._stacked * self.layers.coded, self._stacked * self.layers.coded_experts
+        return self._stacked * self.layers.quantized_parameters, self._stacked * self.layers.quantized_experts
 
     def _held(self) -> float:
         """Seconds of the messages of chunks that are held whole."""
         rows = Counter(chunk_slots(self.model, chunk_lengths(self.model, self.layout)))
-        each = (self.messages.of_layers(self.layers.cases[Sort(kind)], number) for kind, number in rows.items())
+        each = (self.messages.of_layers(self.layers.cases[Sort(kind)], count) for kind, count in rows.items())
         gathers, scatters = zip(*each, strict=True)
         gather, scatter = held_seconds(self.layout, sum(gathers), sum(scatters))
         return self._with_hidden(gather + scatter, HELD_GATHERS * gather + HELD_SCATTERS * scatter)

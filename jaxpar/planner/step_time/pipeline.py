@@ -120,13 +120,13 @@ def ticks_of(schedule: str, ranks: int, microbatches: int, virtual_stages: int) 
 def counted_ticks(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> Ticks:
     """The ticks of a published schedule, counted."""
     table = make_schedule(schedule, ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
-    found: Counter[Tick] = Counter()
+    ticks: Counter[Tick] = Counter()
     last = table.chunks - 1
     for tick in table.ticks:
         actions = [action for of_rank in tick for action in of_rank]
         has = {kind: [action for action in actions if action.kind is kind] for kind in Kind}
         sends = lambda kind, has=has: any(receiver(action, table) is not None for action in has[kind])
-        found[
+        ticks[
             Tick(
                 bool(has[Kind.FORWARD]),
                 bool(has[Kind.BACKWARD]),
@@ -136,7 +136,7 @@ def counted_ticks(schedule: str, ranks: int, microbatches: int, virtual_stages: 
                 sends(Kind.BACKWARD),
             )
         ] += 1
-    return Ticks(tuple(found.items()), table.splits_backward)
+    return Ticks(tuple(ticks.items()), table.splits_backward)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Step:
         )  # fmt: skip
         self.passed = where.made.of(("passed", *same), lambda: self._all_passed(layout))
         """A layer of each sort."""
-        same += layout.pipe, layout.devices, layout.shared_ends, self.microbatches
+        same += layout.pipe, layout.devices, layout.shared_embed_and_head, self.microbatches
         self.pieces, self.work = where.made.of(("microbatches", *same), self._microbatches)
         once = Once(where, layout, self.layers, self.slots, self.messages)
         self.once = {"data": once.data(), "optimizer": once.optimizer()}
@@ -110,13 +110,13 @@ class Step:
         pieces = Pieces(self.clock, layer, ends, self._transfer(), sums, first)
         return pieces, self._work_of(layer, self.model.layers / layout.pipe)
 
-    def _work_of(self, chunk: Chunk, number: float) -> Run:
+    def _work_of(self, chunk: Chunk, chunks: float) -> Run:
         """All microbatches on a rank with so many of a chunk, or of a layer, that never waits."""
         m, head = self.microbatches, self.layers.head(self.layout.vocab_ranks).run()
         return self.clock.walk(
-            Repeat("forward", chunk.forward, m * number),
-            Repeat("backward", chunk.backward, m * number),
-            Repeat("head", head, m if self.layout.shared_ends else m / self.layout.pipe),
+            Repeat("forward", chunk.forward, m * chunks),
+            Repeat("backward", chunk.backward, m * chunks),
+            Repeat("head", head, m if self.layout.shared_embed_and_head else m / self.layout.pipe),
         )
 
     def pipeline(self, layout: Layout) -> Run:
@@ -156,7 +156,7 @@ class Step:
             own = Counter(islice(sorts, length))
             key = frozenset(own.items())
             if key not in made:
-                padding = Counter({Sort(kind): number for kind, number in (slots - _kinds(own)).items()})
+                padding = Counter({Sort(kind): count for kind, count in (slots - _kinds(own)).items()})
                 run = own + padding if why not in (None, GATHERED) else own
                 # A branch skips the work, not the messages.
                 gathered = sum(n * self.sent[sort][0] for sort, n in padding.items()) if why == GATHERED else 0.0
@@ -174,7 +174,7 @@ class Step:
         are frozen, which is not told apart), and two in every loss.
         """
         layout = self.layout
-        if not layout.shared_ends:
+        if not layout.shared_embed_and_head:
             return 0.0
         return self.where.sum_over_stages(
             layout.devices, layout.pipe, self.case.between * self.case.shape.stream / self.case.embed * self.case.item
@@ -192,7 +192,7 @@ class Step:
 
 def _kinds(sorts: Counter[Sort]) -> Counter[str]:
     """The number of layers of each kind."""
-    found: Counter[str] = Counter()
-    for sort, number in sorts.items():
-        found[sort.kind] += number
-    return found
+    by_kind: Counter[str] = Counter()
+    for sort, count in sorts.items():
+        by_kind[sort.kind] += count
+    return by_kind

@@ -51,15 +51,15 @@ class Update:
     embed_and_head_state: float = MASTER + MOMENTS
     """The same of embedding and head."""
 
-    def link_seconds(self, layers: float, embed_and_head: float, bandwidth: float, coded: float = 0.0) -> float:
+    def link_seconds(self, layers: float, embed_and_head: float, bandwidth: float, quantized: float = 0.0) -> float:
         """Seconds of the host's link in a step, for a device that updates so many parameters of layers, and of
         embedding and head.
 
         Both directions at once, and so what goes to the device counts: master weights before the forward, twice where
-        they become codes of 8 bits (`coded`), and all of the state in the update (`training.residency.on_host`).
+        they become codes of 8 bits (`quantized`), and all of the state in the update (`training.residency.on_host`).
         """
         state = layers * self.state + embed_and_head * self.embed_and_head_state
-        return (state + MASTER * (layers + embed_and_head + coded)) / bandwidth
+        return (state + MASTER * (layers + embed_and_head + quantized)) / bandwidth
 
 
 ADAMW = Update()
@@ -101,7 +101,7 @@ def matrix_seconds(case: LayerCase, device: Device, optimizer: OptimizerConfig, 
     """Seconds of the matmuls in the update of a layer's matrices on one device, in numbers of `item` bytes."""
     seconds = 0.0
     for spec in _trained(case.shape.layer, case.shape.lora if case.frozen else OFF):
-        number = prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack > 1 else 1)
+        matrices = prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack > 1 else 1)
         for times, rows, columns, summed in rule_of(RuleRequest(optimizer, spec)).matmuls:
-            seconds += number * times * device.matmul(rows, columns, summed, 1, item, item)
+            seconds += matrices * times * device.matmul(rows, columns, summed, 1, item, item)
     return seconds

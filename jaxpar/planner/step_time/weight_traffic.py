@@ -74,7 +74,7 @@ class DataMessages:
         long again backward, and reduced."""
         if self.layout.zero < 3:
             return 0.0, 0.0
-        gather = self.shards.gather(layers * case.parameters, layers * case.coded)
-        gather += self.expert_shards.gather(layers * case.experts, layers * case.coded_experts)
+        gather = self.shards.gather(layers * case.parameters, layers * case.quantized_parameters)
+        gather += self.expert_shards.gather(layers * case.experts, layers * case.quantized_experts)
         scatter = self.shards.scatter(layers * case.trained) + self.expert_shards.scatter(layers * case.experts)
         return gather, scatter

@@ -124,7 +124,7 @@ class Exchange:
         return from_bytes(Contribution, content), digest_of(content)
 
     def checked(self, index: int, island: str, base: str, weights: str) -> tuple[Contribution, str]:
-        """As `contribution`, of the round's outer state and model; the files are not read. Raises `Damage`."""
+        """Reads the round's outer state and model as `contribution` does; the files are not read. Raises `Damage`."""
         contribution, digest = self.contribution(index, island)
         if contribution.round != index:
             raise Damage(f"it is of round {contribution.round}")

@@ -1,4 +1,4 @@
-"""Where a step went wrong whose loss or gradient is not finite: which weights, which layers, and where it began."""
+"""Diagnosis of a step whose loss or gradient is not finite: which weights and layers, and where it began."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def describe(broken: Broken, *, loss_is_finite: bool, weights: Sequence[str], ti
 
 
 def _beginning(broken: Broken, tied: bool) -> str:
-    """Where the backward pass, which starts at the loss, met it first."""
+    """Layer where the backward pass, which starts at the loss, met it first."""
     after = [name for name in broken if name.startswith(AFTER_THE_LAYERS)]
     layers = {layer for numbers in broken.values() for layer in numbers or ()}
     if after:

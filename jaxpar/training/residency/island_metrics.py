@@ -54,10 +54,10 @@ class OfIslands:
 def metrics_of_islands(metrics: Any) -> Any:
     """Step metrics [island, ...] as those of the run."""
 
-    def of_run(name: str, array: jax.Array) -> OfIslands:
+    def run_metric(name: str, array: jax.Array) -> OfIslands:
         if name in PER_TOKEN:
             return OfIslands((array, metrics.tokens), mean_over_tokens)
         return OfIslands((array,), partial(REDUCED.get(name, np.mean), axis=0))
 
     each = metrics._asdict().items()
-    return type(metrics)(**{name: jax.tree.map(partial(of_run, name), tree) for name, tree in each})
+    return type(metrics)(**{name: jax.tree.map(partial(run_metric, name), tree) for name, tree in each})

@@ -67,7 +67,8 @@ class IslandStep:
     def _eager_step(
         self, island: TrainState, outer: OuterState, batch: Batch, arguments: StepArguments
     ) -> tuple[TrainState, Any]:
-        """With `islands.eager`: the island takes its outer gradient before a step, which runs beside its message."""
+        """Steps of `islands.eager`: the island takes its outer gradient before a step, which runs beside its
+        message."""
         island, eager = without_eager(island)
         master, eager, gradient = self._started(island.master, eager, outer, island.step, arguments.outer)
         island = island._replace(master=master)

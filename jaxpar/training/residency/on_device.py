@@ -48,7 +48,7 @@ class OnDevice:
 
     @property
     def folder(self) -> Path | None:
-        """Where the files of the state are; None where it is in memory."""
+        """Folder of the state's files; None if the state is in memory."""
         return None
 
     @cached_property
@@ -64,7 +64,7 @@ class OnDevice:
 
     def opened(self, master: Weights) -> tuple[Weights, Weights]:
         """Weights in storage placement, from the weights passed to the step, with the frozen ones among them, and zeros
-        in gradient placement for those that are trained; a `CodedStack` is on the device. Layers in host memory
+        in gradient placement for those that are trained; a `QuantizedStack` is on the device. Layers in host memory
         stay as they are."""
         moved = self.here(
             {part: weights for part, weights in master.items() if not (self.layers_on_host and part == LAYERS)}

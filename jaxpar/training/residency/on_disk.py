@@ -221,8 +221,8 @@ class OnDisk(OnDevice):
 
     @cached_property
     def _updates(self) -> list[Callable[..., tuple[WeightState, jax.Array]]]:
-        """For each weight, compiled (piece, full gradient, weight on the device, facts, first row) -> (new piece,
-        weight)."""
+        """Compiled function of each weight: (piece, full gradient, weight on the device, facts, first row) -> (new
+        piece, weight)."""
         layouts = weight_states(self.layout.state.master, self.layout.state.optimizer)
         return list(map(self._compiled, self.updates, layouts))
 

@@ -33,11 +33,11 @@ from jaxpar.memory.streaming import (
 )
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.build import mapped
-from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import reduced_gradient
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, subtree_like
 from jaxpar.mesh.placements import WeightPlacement
+from jaxpar.mesh.quantized_stack import is_quantized_stack
 from jaxpar.optim.norm import squares
 from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
 from jaxpar.training.residency.on_device import OnDevice
@@ -62,10 +62,10 @@ class OnHost(OnDevice):
         """Master weights on the device, in storage dtype, without a copy of all in master dtype there."""
         dtypes = subtree_like(self.layout.placements.storage_dtypes, master)
         fetch = lambda weight, dtype: fetched_rows(weight, dtype, rows_of_piece(weight))
-        one = lambda a, streams, dtype: fetch(a, dtype) if streams and not is_coded_stack(a) else a
+        one = lambda a, streams, dtype: fetch(a, dtype) if streams and not is_quantized_stack(a) else a
         with jax.named_scope("stored_weights"):
             streams = {part: self._streams[part] for part in master}
-            return jax.tree.map(one, master, streams, dtypes, is_leaf=is_coded_stack)
+            return jax.tree.map(one, master, streams, dtypes, is_leaf=is_quantized_stack)
 
     def accumulators(self) -> Weights:
         """Zeros, or uninitialized buffers for layers in host memory: the first gradients do not read them."""

@@ -170,15 +170,15 @@ class DiskRows(Pieces):
         """The parts that this process has to save."""
         rows = self.piece_shape[0]
         for region, part in self.file().local_parts():
-            for first, number, count in self._runs(region, rows):
-                yield (slice(number, number + count), *region[1:]), part[first : first + count]
+            for first, saved_row, count in self._runs(region, rows):
+                yield (slice(saved_row, saved_row + count), *region[1:]), part[first : first + count]
 
     def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> DiskArray:
         """New files with what `read` returns; rows that are in no checkpoint are zeros."""
         array = self.file()
         for region, part in array.parts():
-            for first, number, count in self._runs(region, rows):
-                part[first : first + count] = read((slice(number, number + count), *region[1:]))
+            for first, saved_row, count in self._runs(region, rows):
+                part[first : first + count] = read((slice(saved_row, saved_row + count), *region[1:]))
         return array
 
     def _runs(self, region: Region, most: int) -> Iterator[tuple[int, int, int]]:
@@ -187,11 +187,15 @@ class DiskRows(Pieces):
         numbers = whole[region[0]]
         first = 0
         while first < len(numbers):
-            number, count = numbers[first], 1
-            if number == PADDING:
+            saved_row, count = numbers[first], 1
+            if saved_row == PADDING:
                 first += 1
                 continue
-            while (number + count) % most and first + count < len(numbers) and numbers[first + count] == number + count:
+            while (
+                (saved_row + count) % most
+                and first + count < len(numbers)
+                and numbers[first + count] == saved_row + count
+            ):
                 count += 1
-            yield first, number, count
+            yield first, saved_row, count
             first += count

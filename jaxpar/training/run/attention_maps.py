@@ -1,4 +1,4 @@
-"""How much each token of a text attends to each earlier token: the attention weights of a trained model.
+"""Attention maps: the weights with which each token of a text attends to earlier ones, in a trained model.
 
 The fast backends never form these weights, so they are computed here: on one device, with the decoder's own modules
 around a plain attention that keeps what it multiplies the values by.
@@ -87,12 +87,12 @@ def _weights_function(step: TrainStep, layer: int):
         weights = to_storage(weights, layout.placements)
         x, tokens = stages.embed(weights, row), stages.token_context(row)
         head_weights = None
-        for number, (kind, place) in enumerate(layout.order.slots[: layer + 1]):
+        for index, (kind, slot_row) in enumerate(layout.order.slots[: layer + 1]):
             model = kind_model(layout.config.model, kind)
             attention = _KeepingAttention(mask_of(layout.config, model), model)
-            w = stages.loop.stacks[kind].store.fetch(weights[LAYERS][kind], place, place)
+            w = stages.loop.stacks[kind].store.fetch(weights[LAYERS][kind], slot_row, slot_row)
             prototype = layer_of_kind(layout.config, kind, layout.plan.layer_of(kind))
-            context = Context(jnp.int32(number), tokens[kind], attention, train=False)
+            context = Context(jnp.int32(index), tokens[kind], attention, train=False)
             x, _ = with_weights(prototype, w)(x, context)
             head_weights = attention.head_weights
         assert head_weights is not None

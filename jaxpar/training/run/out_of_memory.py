@@ -30,7 +30,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.pages.units import plural, size
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
-"""How XLA's out-of-memory message begins."""
+"""Beginning of XLA's out-of-memory message."""
 OF_THE_HOST = re.compile(r"host memory|xla_gpu_host_bfc")
 """Words of the error where pinned host memory ran out."""
 ESTIMATE_TOO_HIGH = 1.25

@@ -110,7 +110,7 @@ def mesh_words(plan: Plan) -> str:
 
 
 def _message_row(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """How weights and gradients travel; empty where nothing is quantized or has a second copy."""
+    """Transport of weights and gradients; empty if nothing is quantized or has a second copy."""
     plan = layout.plan
     named = ("weights", plan.dtypes.weight_message), ("gradients", plan.dtypes.gradient_message)
     quantized = [f"{name} {dtype}" for name, dtype in named if dtype]
@@ -171,7 +171,7 @@ def _saved_words(plan: Plan) -> str:
 
 
 def _balance_row(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """How evenly the work of attention is spread over context ranks; empty where there is one."""
+    """Balance of attention's work over context ranks; empty if there is one."""
     plan, config = layout.plan, layout.config
     if plan.axes.context == 1:
         return []

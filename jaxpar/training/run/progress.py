@@ -56,7 +56,8 @@ class Progress:
         self._under_way.append((pairs, metrics))
 
     def counted(self, tokens: float, *, finite: bool) -> None:
-        """The earliest of the dispatched steps is done: it had so many unmasked tokens, and was `finite` or skipped.
+        """Record that the earliest dispatched step is done: its unmasked tokens, and whether it was `finite` or
+        skipped.
 
         Without finite numbers in the batch `tokens` may not be finite either.
         """

@@ -46,7 +46,7 @@ from jaxpar.training.residency.on_device import OnDevice
 KEY = "loss.reference"
 INIT_FROM = "run.init_from"
 _REPORTS = 10
-"""How often the progress of a split is reported, and stored."""
+"""Number of reports of a split's progress, each of which stores it."""
 
 
 def check_pairs(config: Config, data: Data) -> None:
@@ -138,7 +138,7 @@ def _stored(part: PairedSplit, source: Model, config: Config) -> tuple[Reference
 
 
 def scorer_of(config: Config, source: Model, devices: Sequence[Device], temperature: float = 1.0) -> Scorer:
-    """In the precision of the run, so that a model has the same log-probabilities as its own reference."""
+    """Scores in the precision of the run, so that a model has the same log-probabilities as its own reference."""
     alone = Config(model=source.model, precision=config.precision, attention=config.attention)
     return Scorer(place_on(alone, source, devices), temperature)
 
@@ -158,11 +158,11 @@ def _compute(
     ordered = missing[np.argsort(-lengths[missing], kind="stable")]
     done = 0
     for chosen in np.array_split(ordered, min(_REPORTS, len(ordered))):
-        places = [slice(int(starts[one]), int(starts[one] + lengths[one])) for one in chosen]
-        scores = scorer.scored([stream.tokens[place].tolist() for place in places])
-        for document, place_of, scored in zip(chosen, places, scores, strict=True):
-            counts = stream.loss_mask[place_of][1:] != 0
-            values[document] = scored.log_probabilities.astype(np.float64)[counts].sum()
+        spans = [slice(int(starts[one]), int(starts[one] + lengths[one])) for one in chosen]
+        scores = scorer.scored([stream.tokens[span].tolist() for span in spans])
+        for document, span, scored in zip(chosen, spans, scores, strict=True):
+            in_loss = stream.loss_mask[span][1:] != 0
+            values[document] = scored.log_probabilities.astype(np.float64)[in_loss].sum()
             if not np.isfinite(values[document]):
                 raise UserError(
                     f"{KEY}: the reference gives document {document + 1} of {named(part.folder.path)} ({part.split}) "
@@ -196,7 +196,7 @@ class SourceModels:
     def __init__(self, layout: StepLayout):
         self._layout, self._config = layout, layout.config
         self.differences: list[Difference] = []
-        """In what else the model of `run.init_from` differs from the trained one, once it is opened."""
+        """Other differences of the model of `run.init_from` from the trained one."""
 
     @cached_property
     def first(self) -> Model | None:

@@ -231,7 +231,7 @@ class Run(RunSetup):
         return rows is not None and self._first_example(self.config.run.steps, left_out) > rows
 
     def epochs(self, steps: int) -> dict[str, float]:
-        """Source to its epochs after so many steps; empty where text is generated."""
+        """Epochs of each source after `steps` steps; empty if text is generated."""
         return self.data.train.epochs(self._first_example(steps))
 
     def continue_from(self, saved: TrainState, facts: Mapping[str, Any]) -> str | None:
@@ -285,7 +285,7 @@ class Run(RunSetup):
         return examples_before(self.config.data, batch_index(step, self.left_out if left_out is None else left_out))
 
     def tokens(self, last: int, steps: int) -> int:
-        """Tokens in the rows of so many steps, the last of them step `last`."""
+        """Tokens in the rows of `steps` steps, the last of them step `last`."""
         numbers = (batch_index(step, self.left_out) for step in range(last - steps, last))
         return sum(stretch_of(self.config.data, one).rows for one in numbers) * self.config.data.sequence_length
 

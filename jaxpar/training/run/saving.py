@@ -125,7 +125,7 @@ def restore(run: Run, checkpoints: Path, step: int) -> dict[str, object]:
 
 
 def folder_of_run(checkpoints: Path, config: Config) -> dict[str, object]:
-    """Where the run's folder is now, as keys of `run`; nothing if it was renamed."""
+    """Keys of `run` for the folder's current path; nothing if it was renamed."""
     folder = checkpoints.absolute().parent
     if source_url(folder) != str(folder):  # a copy from a store: nothing is written there
         return {}

@@ -188,7 +188,7 @@ class RunSetup:
         return TeacherPass(TeacherFiles(self.config, teacher), make)
 
     def flops(self, tokens: int, pairs: Pairs) -> float:
-        """Model FLOPs of so many tokens, in whose batches the mask keeps `pairs` in all; rows are always full."""
+        """Model FLOPs of `tokens` tokens, whose masks have `pairs` pairs in all; rows are always full."""
         return flops_per_step(self.config.model, tokens, pairs, self.data.vocab, adaptation_of(self.config))
 
     @property

@@ -98,7 +98,7 @@ class Trainer:
 
     @property
     def plan(self) -> Plan:
-        """How the run is laid out."""
+        """Layout of the run."""
         return self._run.plan
 
     @property
@@ -240,7 +240,7 @@ class Trainer:
         Args:
             prompts: a text, token ids, or several of either, which are continued together. Token ids are taken as they
                 are; a text begins with the tokens that the tokenizer puts before it.
-            tokens: at most so many new ones for each.
+            tokens: the most new tokens of each.
             temperature: 0 takes the likeliest token, and then the next four do nothing.
             top_k: only the likeliest k tokens; 0 for all.
             top_p: only the likeliest tokens whose probabilities add up to p.

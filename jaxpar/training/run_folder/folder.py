@@ -63,7 +63,7 @@ class RunFolder:
         self._lock.release()
 
     def changes(self, *, may_come: bool = False) -> list[str]:
-        """How `config` differs from the one the folder was made with; empty for a new folder.
+        """Differences of `config` from the folder's configuration; empty for a new folder.
 
         Raises `UserError` where the difference makes it another run, the folder holds something else, or its
         checkpoints are another run's, or gone unless they `may_come` from a mirror.
@@ -103,7 +103,7 @@ class RunFolder:
         """Hidden files do not count: a kill may leave part of the first file under a hidden name."""
         if self.path.exists() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
             raise UserError(
-                f"run.name is {quoted(self.config.run.name)}: {self.path} exists and is no run of jaxpar (it has no "
+                f"run.name is {quoted(self.config.run.name)}: {self.path} exists and is not a run of jaxpar (it has no "
                 f"{RUN_CONFIG}); choose another run.name or run.dir"
             )
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from jaxpar.checkpoint import manifest
 from jaxpar.checkpoint.errors import Damage, reason
 from jaxpar.checkpoint.facts import FACTS, skipped_in_row
-from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder, step_name, surplus
+from jaxpar.checkpoint.folders import CHECKPOINTS, deletable, listed_steps, step_folder, step_name
 from jaxpar.checkpoint.manifest import MANIFEST, is_sealed
 from jaxpar.config import Config
 from jaxpar.config.paths import RUN_CONFIG
@@ -247,7 +247,7 @@ class Mirror:
                 self._skipped[one] = skipped_in_row(json.loads(read(f"{self._checkpoint(one)}/{FACTS}") or b"{}"))
         skipped = {one: self._skipped[one] for one in complete if one <= step}
         config = self.config.checkpoint
-        doomed = {step_name(one) for one in surplus(skipped, config.keep_last, config.keep_every)}
+        doomed = {step_name(one) for one in deletable(skipped, config.keep_last, config.keep_every)}
         names: dict[str, list[str]] = {}
         for name in files:
             first, _, rest = name.partition("/")

@@ -34,7 +34,7 @@ def find_checkpoint(path: str | Path, key: str = "path") -> tuple[Path, int]:
     if (folder / MANIFEST).exists():
         if not folder.name.isdigit() or folder.name != step_name(int(folder.name)):
             raise UserError(
-                f"{key}: {named(folder)} is no name of a checkpoint; expected its step, as {step_name(100)}"
+                f"{key}: {named(folder)} is not a name of a checkpoint; expected its step, as {step_name(100)}"
             )
         return folder.parent, int(folder.name)
     steps = [step for step in listed_steps(folder / CHECKPOINTS) if is_sealed(folder, step)]

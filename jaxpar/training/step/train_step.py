@@ -36,7 +36,7 @@ RESIDENCIES: dict[str, type[OnDevice]] = {"none": OnDevice, "host": OnHost, "fil
 
 
 def residency_of(layout: StepLayout, mesh: Mesh) -> OnDevice:
-    """Where the state of a layout is between steps."""
+    """Optimizer-state placement of a layout."""
     kind = OuterOnHost if layout.outer_on_host else RESIDENCIES[layout.plan.optimizer_offload]
     return kind(layout, mesh)
 
@@ -78,10 +78,10 @@ class TrainStep:
         exact = replace(self.layout, plan=self.layout.plan.with_exact_messages())
         functions = StepFunctions(exact, residency_of(exact, self.mesh))
 
-        def of_islands(weights: Weights, batch: Batch) -> PyTree[Array]:
+        def sum_of_islands(weights: Weights, batch: Batch) -> PyTree[Array]:
             return jax.tree.map(sum_over_islands, functions.evaluate(vary(weights, ()), batch))
 
-        function = of_islands if exact.islands else functions.evaluate
+        function = sum_of_islands if exact.islands else functions.evaluate
         return compared(
             self.compiled(function, (exact.weights, exact.evaluated.partitions), REPLICATED), "an evaluation"
         )

@@ -9,7 +9,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.layout import Layout
-from jaxpar.cost.matmul_codes import MatmulQuantization
+from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.step_time.model import StepTime, step_time
 

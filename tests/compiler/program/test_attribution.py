@@ -67,8 +67,8 @@ def test_an_asynchronous_pair_is_one_transfer_in_every_form(shape: str):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (f"%s = {INNER} all-gather-start(%x), replica_groups=[2,4]<=[8]", "s is started in main and not ended"),
-        ("%d = bf16[64,32]{1,0} all-gather-done(%x)", "d ends nothing that main started"),
+        (f"%s = {INNER} all-gather-start(%x), replica_groups=[2,4]<=[8]", "s has no done op in main"),
+        ("%d = bf16[64,32]{1,0} all-gather-done(%x)", "d has no start in main"),
     ],
 )
 def test_half_of_an_asynchronous_pair_is_refused(line: str, problem: str):

@@ -156,7 +156,9 @@ def test_an_operation_that_is_not_known_is_named_on_the_screen_in_json_and_on_th
 def test_the_screen_answers_first_whether_it_fits():
     _, report = hsdp()
     assert "It fits: " in shown_text(report).splitlines()[1]
-    too_much = replace(report, fits=False, margin_bytes=-3 * 2**30, way_out="the nearest that fits: memory.remat: full")
+    too_much = replace(
+        report, fits=False, margin_bytes=-3 * 2**30, suggestion="the nearest that fits: memory.remat: full"
+    )
     assert "It does NOT fit: " in shown_text(too_much).splitlines()[1]
     assert "3.0 GiB too much; the nearest that fits: memory.remat: full." in shown_text(too_much)
     assert report.margin_bytes == pool_bytes(report.device_bytes) - report.allocated_bytes

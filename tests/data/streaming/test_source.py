@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path):
     source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
     with refused("data.tokenizer: null", "expected a tokenizer.json"):
         opened(source, tokenizer=None)
-    with refused("data.end_token '<|end|>'", "is no token of the tokenizer"):
+    with refused("data.end_token '<|end|>'", "is not a token of the tokenizer"):
         opened(source, end_token="<|end|>")
     with refused("data.text_key 'body'", "a.jsonl", "its keys are 'id', 'text'"):
         opened(source, text_key="body")

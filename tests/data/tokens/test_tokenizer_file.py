@@ -67,8 +67,8 @@ TEMPLATE = {
 BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "brackets": ("[" * 100_000, ("nests too deep",)),
     "normalizers in normalizers": (nested("normalizer", "normalizers", 20_000), ("nests too deep",)),
-    "normalizers in some": (nested("normalizer", "normalizers", 90), ("no tokenizer file", "recursion limit")),
-    "a list": ("[]", ("no tokenizer file", "expected")),
+    "normalizers in some": (nested("normalizer", "normalizers", 90), ("not a tokenizer file", "recursion limit")),
+    "a list": ("[]", ("not a tokenizer file", "expected")),
     "a number of thousands of digits": (text_of(version="@").replace('"@"', "9" * 5000), ("thousands of digits",)),
     "a vocabulary of 10^9": (text_of(model=WORDS | {"vocab": {"a": 10**9, "[UNK]": 1}}),
         ("'a' has number 1000000000", "below 16777216")),
@@ -98,7 +98,7 @@ BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hundreds of maps": (text_of(normalizer=sequence(*[charsmap(bytes(8))] * 260)), ("261 steps", "at most 100")),
     "a template of a list": (
         text_of(post_processor=TEMPLATE | {"single": [{"SpecialToken": {"id": [], "type_id": 0}}]}),
-        ("no tokenizer file", "expected"),
+        ("not a tokenizer file", "expected"),
     ),
     "words of 10^9 letters": (text_of(model=WORD_PIECE | {"max_input_chars_per_word": 10**9}),
         ("max_input_chars_per_word is 1000000000", "at most 1000")),
@@ -114,9 +114,9 @@ BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "no map of characters": (text_of(normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}),
         ("precompiled_charsmap is damaged",)),
     "merges of nothing": (text_of(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}),
-        ("no tokenizer file", "`x`")),
+        ("not a tokenizer file", "`x`")),
     "an unknown token that is none": (text_of(model={"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}),
-        ("no tokenizer file", "UnkId")),
+        ("not a tokenizer file", "UnkId")),
 }  # fmt: skip
 
 

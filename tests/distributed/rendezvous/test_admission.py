@@ -16,7 +16,7 @@ from tests.distributed.rendezvous.clients import answer, call, hello, line, rece
 from tests.patience import seconds
 
 PROCESSES = 3
-NO_PROCESS = "this is no process of this jaxpar: "
+NO_PROCESS = "this is not a process of this jaxpar: "
 
 
 class First:

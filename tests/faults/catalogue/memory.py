@@ -37,7 +37,7 @@ MEMORY = (
         caught_by=(f"{MOMENTS}::test_a_second_moment_follows_gradients_that_become_small[0.999-form2]",)),
     Fault("layers_restored_from_the_next", "Each layer on disk is restored with what was saved of the next one.",
         "jaxpar/training/residency/saved_state.py",
-        old="read((slice(number, number + count), *region[1:]))",
-        new="read((slice((n := min(number + 1, self.shape[0] - count)), n + count), *region[1:]))",
+        old="read((slice(saved_row, saved_row + count), *region[1:]))",
+        new="read((slice((n := min(saved_row + 1, self.shape[0] - count)), n + count), *region[1:]))",
         caught_by=(f"{DISK_ROWS}[100-two chunks a rank, uneven]",)),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from tests.faults.fault import Fault
 
 MATMUL = "tests/precision/test_matmul.py"
 HISTORY = "tests/precision/test_history.py"
-CODES = "tests/precision/test_weight_codes.py"
+CODES = "tests/precision/test_quantized_weights.py"
 SQUARES = "tests/precision/test_squares.py"
 TILES = "tests/precision/test_tiles.py"
 GROUPED = "tests/precision/test_grouped.py"
@@ -28,14 +28,14 @@ PRECISION = (
         new="quantized = _rows(scaling.quantized(dy, jnp.float32(1), E4M3), ",
         caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1e-06]",)),
     Fault("fp8_weight_from_its_stored_copy", "A matrix becomes codes after it was rounded to bfloat16.",
-        "jaxpar/precision/weight_codes.py",
+        "jaxpar/precision/quantized_weights.py",
         old="quantized = partial(by_rows, matrix.quantized_rows, stack, ",
         new="quantized = partial(by_rows, matrix.quantized_rows, stack.astype(jnp.bfloat16), ",
         caught_by=(
             f"{CODES}::test_codes_come_from_the_master_weights",
             f"{SQUARES}::test_codes_of_squares_come_from_the_master_weights",)),
     Fault("fp8_squares_of_one_ranks_part", "The largest magnitude of a square is that of a rank's own part.",
-        "jaxpar/precision/weight_codes.py",
+        "jaxpar/precision/quantized_weights.py",
         old="split(reduce_max(joined, axes))",
         new="split(joined)",
         caught_by=(f"{SQUARES}::test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix[16 rows a rank]",)),
@@ -51,7 +51,8 @@ PRECISION = (
     Fault("fp8_exact_layers_are_seen", "Layers that are not quantized in a pipeline's chunk enter the history.",
         "jaxpar/precision/matmul.py",
         old="*pullback(tuple(dys)), jax.tree.map(jnp.zeros_like, scaling.zeros)",
-        new="*pullback(tuple(dys)), _amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",
+        new="*pullback(tuple(dys)), _amax_of_group("
+            "x, weights, dys, scaling.zeros, weights_quantized=scaling.weights_quantized)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",)),
     Fault("fp8_tiles_with_scales_of_other_tokens",
         "In the weight's gradient, tiles of inputs have the scales of other tokens.", "jaxpar/precision/dense.py",

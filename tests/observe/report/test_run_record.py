@@ -96,7 +96,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         (folder / name).unlink()
     os.mkfifo(folder / "events.jsonl")
     (folder / "summary.json").mkdir()
-    assert notes(folder) == "summary.json is no file. | events.jsonl is no file."
+    assert notes(folder) == "summary.json is not a file. | events.jsonl is not a file."
 
 
 def test_runs_of_one_name_are_called_by_their_paths_and_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:

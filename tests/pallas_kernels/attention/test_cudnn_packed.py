@@ -193,7 +193,7 @@ def test_backward_calls_that_would_take_too_much_memory_are_of_some_rows_or_of_s
     )  # fmt: skip
     chosen = REGISTRY.choose("auto", asked)
     assert chosen.name == "cudnn" and f"{documents} in a backward call" in chosen.reason
-    of = f"of {shape.batch // parts[0]} of {shape.batch} rows and of {heads} of {shape.heads} heads"
+    of = f"over {shape.batch // parts[0]} of {shape.batch} rows and {heads} of {shape.heads} heads"
     assert (of in chosen.reason) == (parts != (1, 1))
 
 

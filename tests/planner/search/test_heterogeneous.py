@@ -17,7 +17,7 @@ from jaxpar.cost.layout import Layout
 from jaxpar.distributed import devices
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layout import plan_file
-from jaxpar.layout.choices.matmul_codes import matmul_quantization
+from jaxpar.layout.choices.matmul_quantization import matmul_quantization
 from jaxpar.layout.choices.pipeline import even_chunks
 from jaxpar.pages.units import GIGA
 from jaxpar.planner.machine import cluster_at_hand

@@ -38,7 +38,7 @@ def step_of(layout: Layout) -> Step:
 @pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved", 2), ("zb-v", 2)])
 def test_a_sum_comes_with_every_forward_and_backward_and_two_with_a_loss(schedule: str, virtual: int):
     """Against the simulator of uniform ticks, with chunks that take as much longer."""
-    layout = Layout(pipe=4, zero=0, schedule=schedule, virtual_stages=virtual, shared_ends=True)
+    layout = Layout(pipe=4, zero=0, schedule=schedule, virtual_stages=virtual, shared_embed_and_head=True)
     step = step_of(layout)
     pieces: Pieces = step.pieces
     layers = LARGE.model.layers // (4 * virtual)
@@ -63,7 +63,7 @@ def test_the_executor_sends_as_many_sums_as_are_counted():
 
 def test_a_large_vocabulary_is_shared_and_the_plan_is_one_that_the_trainer_makes():
     free, last = best(pipe=4), best(pipe=4, pipe_ends="last")
-    assert free.candidate.layout.shared_ends and free.plan.pipe_ends == "shared"
+    assert free.candidate.layout.shared_embed_and_head and free.plan.pipe_ends == "shared"
     assert last.plan.pipe_ends == "last" and last.candidate.seconds > 1.2 * free.candidate.seconds
     _, plan = plan_on(free.config, free.cluster)
     assert plan == free.plan

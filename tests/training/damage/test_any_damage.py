@@ -147,7 +147,7 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("config.yaml", "flipped in the middle"): r"damaged \(.*/config\.yaml: not text in UTF-8",
     ("config.yaml", "nested"): r"damaged \(.*/config\.yaml:1: not valid YAML \(nested more than 20 deep\)\)",
     ("config.yaml", "a folder"): r"damaged \(.*/config\.yaml: cannot be read \(Is a directory\)\)",
-    ("config.yaml", "lost"): r"exists and is no run of jaxpar \(it has no config\.yaml\)",
+    ("config.yaml", "lost"): r"exists and is not a run of jaxpar \(it has no config\.yaml\)",
     ("metrics.jsonl", "flipped at the start"): r"metrics\.jsonl: line 1 is not a JSON object with a step; move",
     ("metrics.jsonl", "nested"): r"metrics\.jsonl: line 1 is not a JSON object with a step",
     ("metrics.jsonl", "a folder"): r"metrics\.jsonl of run 'run' cannot be used \(Is a directory\)",

@@ -155,14 +155,14 @@ def test_messages_of_few_bits_have_the_outer_gradient_of_each_island(wire):
     run = made({"every": 20})
     first = jax.device_get(run.step.residency.initial_state()).master
     islands = trained(run, 2)[0][-1].optimizer[ISLAND_WEIGHTS]
-    coded = trained(made({"every": 2, "outer": AVERAGING, "wire": wire}), 2)[0][-1].master
+    quantized = trained(made({"every": 2, "outer": AVERAGING, "wire": wire}), 2)[0][-1].master
 
     def averaged(shared: np.ndarray, each: np.ndarray) -> np.ndarray:
         rows = [(shared - own).reshape(1 if shared.ndim == 1 else len(shared), -1) for own in each]
         received = [np.asarray(decode_message(encode_message(sent, wire), sent.shape[1], wire)) for sent in rows]
         return shared - np.mean(received, axis=0).reshape(shared.shape)
 
-    assert_close(coded, jax.tree.map(averaged, first, islands))
+    assert_close(quantized, jax.tree.map(averaged, first, islands))
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.matmul import exempt, quantizes_once
-from jaxpar.layout.coded_matrices import coded_matrices
+from jaxpar.layout.once_quantized import once_quantized_matrices
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import apart
 from tests.sentences import named
@@ -166,7 +166,7 @@ def test_a_dense_kind_and_experts_of_another_have_columns_of_their_own():
         names
     )
     assert "up" not in names
-    for matrix in coded_matrices(*SmallRun(config).step.layout.carried_request):
+    for matrix in once_quantized_matrices(*SmallRun(config).step.layout.carried_request):
         kind, name = matrix.path[1], matrix.path[-1]
         group = {"dense": "mlp", "routed": "experts"}[kind]
         assert names[matrix.column] in (name, f"{group}_in.{name}", f"{group}_out.{name}")

@@ -105,7 +105,7 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path):
     folder_of(config).mkdir()
     (folder_of(config) / "thesis.tex").write_text("years of work")
     before = contents(tmp_path)
-    with refused("no run of jaxpar", "no config.yaml"):
+    with refused("not a run of jaxpar", "no config.yaml"):
         fit(config)
     assert contents(tmp_path) == before
 

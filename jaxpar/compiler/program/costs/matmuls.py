@@ -167,7 +167,7 @@ def _attention(op: Op) -> Product:
 
 def _attention_kernel(op: Op, work: Work, attention: str | None) -> Product:
     """Our attention, of arrays [batch, tokens, heads, width]."""
-    query, key, value = (_array(op, place) for place in range(3))
+    query, key, value = (_array(op, index) for index in range(3))
     batch, queries, heads, width = query.dims
     per_head, split = work.pairs(queries, key.dims[1]), work.repeated and not {"dq", "dk"} <= {*work.products}
     kernels = attention or ("triton" if "triton" in op.target else SPLIT_MOSAIC if split else "mosaic")
@@ -251,10 +251,10 @@ def _product(op: Op, shape: Matmul, right: int = 1, algorithm: str = "", precisi
     return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, shape)
 
 
-def _array(op: Op, place: int) -> ArrayShape:
-    shape = op.operands[place].shape
+def _array(op: Op, index: int) -> ArrayShape:
+    shape = op.operands[index].shape
     if not isinstance(shape, ArrayShape):
-        raise ProgramError(f"operand {place} of {op.name} is a tuple", line=op.line)
+        raise ProgramError(f"operand {index} of {op.name} is a tuple", line=op.line)
     return shape
 
 

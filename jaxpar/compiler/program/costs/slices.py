@@ -22,7 +22,7 @@ class Slices:
         if op.opcode == "fusion":
             fused = self._module.body(op)
             return [self._read_inside(fused, fused.parameters[i]) for i in range(len(op.operands))]
-        return [self._read_by(op, place, operand.shape) for place, operand in enumerate(op.operands)]
+        return [self._read_by(op, index, operand.shape) for index, operand in enumerate(op.operands)]
 
     def writes(self, op: Op, inside: Computation | None = None) -> int:
         """Bytes written for the result of an op, or of one `inside` a fusion."""
@@ -55,13 +55,13 @@ class Slices:
             read += whole
         return min(read, whole)
 
-    def _read_by(self, user: Op, place: int, shape: Shape) -> int:
-        """Bytes that a single op reads of its operand number `place`."""
-        if place == 0 and user.opcode in _SLICING:
+    def _read_by(self, user: Op, index: int, shape: Shape) -> int:
+        """Bytes that a single op reads of its operand number `index`."""
+        if index == 0 and user.opcode in _SLICING:
             return shape_bytes(user.shape)
-        if user.opcode == "dynamic-update-slice" and place == 0:
+        if user.opcode == "dynamic-update-slice" and index == 0:
             return 0
-        if user.opcode == "scatter" and place < (len(user.operands) - 1) // 2:
+        if user.opcode == "scatter" and index < (len(user.operands) - 1) // 2:
             return _updates(user)
         return shape_bytes(shape)
 

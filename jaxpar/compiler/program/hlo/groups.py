@@ -55,7 +55,7 @@ class Groups:
         """Whether each group is every n-th rank along `axes` together, with the same n: those of a node, or between
         nodes."""
         places = np.unravel_index(np.array(self.rows), tuple(mesh.values()))
-        matched = [place for axis, place in zip(mesh, places, strict=True) if axis in axes]
+        matched = [coordinate for axis, coordinate in zip(mesh, places, strict=True) if axis in axes]
         ranks = np.ravel_multi_index(matched, [mesh[axis] for axis in axes])
         return len(set(np.diff(ranks, axis=1).ravel().tolist())) == 1
 

@@ -176,8 +176,8 @@ class Computation:
         """For each op, the ops that take its result and at which place."""
         by_op: dict[str, list[tuple[Op, int]]] = {op.name: [] for op in self.ops}
         for op in self.ops:
-            for place, operand in enumerate(op.operands):
-                by_op[operand.name].append((op, place))
+            for index, operand in enumerate(op.operands):
+                by_op[operand.name].append((op, index))
         return by_op
 
 

@@ -61,7 +61,7 @@ class Value:
 class Allocation:
     """A stretch of memory."""
 
-    number: int
+    index: int
     size: int
     kind: str
     """`parameter`, `output`, `constant`, `thread-local`, `temporary` or `live-out`."""
@@ -210,8 +210,8 @@ def timeline(buffers: Buffers) -> np.ndarray:
 def peak(buffers: Buffers) -> tuple[int, int]:
     """(place in the order, bytes) where most is live; the first of equals."""
     live = timeline(buffers)
-    place = int(live.argmax())
-    return place, int(live[place])
+    position = int(live.argmax())
+    return position, int(live[position])
 
 
 def occupants(buffers: Buffers, position: int) -> list[Occupant]:
@@ -240,11 +240,11 @@ def _live(allocation: Allocation, places: int) -> np.ndarray:
     widths = np.diff(bounds)
     holders, change = np.zeros(len(widths), np.int64), np.zeros(places + 1, np.int64)
     events = [event for v in values for event in ((v.first_live, 1, v), (v.last_live + 1, -1, v))]
-    for place, step, value in sorted(events, key=lambda event: event[0]):
+    for position, step, value in sorted(events, key=lambda event: event[0]):
         span = slice(*np.searchsorted(bounds, (value.offset, value.end)))
         before = holders[span] > 0
         holders[span] += step
-        change[place] += ((holders[span] > 0).astype(np.int64) - before) @ widths[span]
+        change[position] += ((holders[span] > 0).astype(np.int64) - before) @ widths[span]
     return change[:places].cumsum()
 
 

@@ -35,10 +35,10 @@ class Provenance:
             for name in op.called
         }
         self._order = order
-        self._places = {name: place for place, name in enumerate(order)}
+        self._places = {name: position for position, name in enumerate(order)}
         self._trails: dict[tuple[str, tuple[int, ...]], tuple[Op, ...]] = {}
 
-    def maker(self, name: str, path: tuple[int, ...] = ()) -> Op | None:
+    def producer(self, name: str, path: tuple[int, ...] = ()) -> Op | None:
         """The op that computed part `path` of the result of the op `name`; None if the program's text has no such op.
 
         A stack that a loop fills slice by slice was made by what made the slices, and what a loop carries unchanged by
@@ -74,8 +74,8 @@ class Provenance:
         if name in self._computation_of:
             owner = self._computation_of[name]
             return [(owner, owner.by_name[name], path)]
-        place = self._places.get(name, len(self._order))
-        near = (n for n in self._order[place + 1 : place + 1 + _NEARBY] if n in self._computation_of)
+        position = self._places.get(name, len(self._order))
+        near = (n for n in self._order[position + 1 : position + 1 + _NEARBY] if n in self._computation_of)
         wrapping = ((self._computation_of[n], self._computation_of[n].by_name[n], ()) for n in near)
         return [one for one in wrapping if wrapped_opcode(one[1].opcode)[1] == "start"][:1]
 

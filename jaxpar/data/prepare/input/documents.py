@@ -60,7 +60,7 @@ def documents(
 def share_of_documents(
     file: Input, index: int, shares: int, *, key: str, option: str, scratch: Path
 ) -> Iterator[Document]:
-    """The documents of one of so many shares of a table or a file of lines; each document is in one of them.
+    """The documents of one of `shares` equal shares of a table or a file of lines; each document is in one of them.
 
     A share is a stretch of the bytes or the rows (see `share_of_rows`); of lines of a compressed file, which is read
     from its beginning, it is every `shares`-th.

@@ -56,7 +56,7 @@ def _all_folders(folder: Path) -> Iterator[Path]:
 
 
 def _names(folder: Path, *, hidden: bool = False) -> list[str]:
-    """Names in a folder, sorted; none where it is no folder or cannot be read."""
+    """Names in a folder, sorted; none where it is not a folder or cannot be read."""
     try:
         names = os.listdir(folder)
     except OSError:

@@ -25,7 +25,7 @@ _ROWS = 512
 type Unpacked = Callable[[], AbstractContextManager[BinaryIO]]
 """Opens a file's contents, decompressed."""
 type Rows = Callable[[list[int]], range]
-"""From the number of rows of each row group to a stretch of rows."""
+"""Function from the number of rows of each row group to a range of rows."""
 
 
 class Document(NamedTuple):
@@ -133,7 +133,7 @@ def _parquet_batches(file: Input, path: str | Path, key: str, rows: Rows, option
 
 
 def _arrow_batches(file: Input, path: str | Path, key: str, rows: Rows, option: str) -> Iterator[tuple[int, Any]]:
-    """As `_parquet_batches`, of Arrow's format for streams, which `datasets` writes, or of that for files."""
+    """`_parquet_batches` for Arrow's format for streams, which `datasets` writes, or of that for files."""
     import pyarrow as arrow
 
     with arrow.memory_map(str(path)) as content:
@@ -161,10 +161,10 @@ def _values(column: Any) -> list[str | bytes | None]:
     except UnicodeDecodeError:
         large = arrow.types.is_large_string(column.type)
         values = column.view(arrow.large_binary() if large else arrow.binary()).to_pylist()
-    return [_as_text(value) if isinstance(value, bytes) else value for value in values]
+    return [_decoded_text(value) if isinstance(value, bytes) else value for value in values]
 
 
-def _as_text(raw: bytes) -> str | bytes:
+def _decoded_text(raw: bytes) -> str | bytes:
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -45,15 +45,15 @@ def plan_shards(records: Sequence[UnitRecord], shard_tokens: int) -> list[ShardP
     for split in SPLITS:
         groups: list[tuple[int, ...]] = []
         units, tokens = [], 0
-        for number, record in enumerate(records):
+        for index, record in enumerate(records):
             if split in record.splits:
-                units.append(number)
+                units.append(index)
                 tokens += record.splits[split].tokens
                 if tokens >= shard_tokens:
                     groups.append(tuple(units))
                     units, tokens = [], 0
         groups += [tuple(units)] if units else []
-        plans += [ShardPlan(split, number, members) for number, members in enumerate(groups)]
+        plans += [ShardPlan(split, index, members) for index, members in enumerate(groups)]
     return plans
 
 

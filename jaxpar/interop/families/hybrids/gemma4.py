@@ -47,7 +47,7 @@ def _types(hf_config: HFConfig, layers: int) -> list[str]:
 
 
 def sources_of(hf_config: HFConfig, types: Sequence[str], default: int = 0) -> list[int | None]:
-    """For each layer, the last one of its type among those that make keys; None if it is one of them."""
+    """Index, for each layer, of the last layer of its type that computes keys; None if it does so itself."""
     shared = hf_config.get("num_kv_shared_layers", default)
     if type(shared) is not int or not 0 <= shared < len(types):
         raise hf_config.refusal("num_kv_shared_layers", shared, f"a whole number from 0 to {len(types) - 1}")

@@ -46,7 +46,7 @@ class ChunkedLayers:
         floor, scale = hf_config.integer("floor_scale", 8192), hf_config.positive("attn_scale", 0.1)
         temperature = AttentionTemperature(floor, float(scale), offset=1) if grows else None
 
-        def of(position: object, one: str) -> dict[str, object]:
+        def layer_keys(position: object, one: str) -> dict[str, object]:
             rotates = position == "rope"
             return {
                 "position": position, "chunk": size if one == _CHUNKED else None,
@@ -54,7 +54,7 @@ class ChunkedLayers:
                 "attention_temperature": None if rotates else temperature,
             }  # fmt: skip
 
-        return [of(one["position"], name) for one, name in zip(each, types, strict=True)]
+        return [layer_keys(one["position"], name) for one, name in zip(each, types, strict=True)]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         grows = next((one for model in models if (one := model.attention_temperature) is not None), None)

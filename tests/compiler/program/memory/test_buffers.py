@@ -132,7 +132,7 @@ def stacking_loop() -> Module:
     ],
 )
 def test_buffers_are_traced_to_what_computed_them(name: str, path: tuple[int, ...], maker: str | None):
-    found = Provenance(stacking_loop()).maker(name, path)
+    found = Provenance(stacking_loop()).producer(name, path)
     assert (found and found.name) == maker
 
 
@@ -141,4 +141,4 @@ def test_every_buffer_of_a_compiled_step_has_a_maker(name: str):
     makers = Provenance(compiled(name), buffers(name).order)
     values = [value for allocation in buffers(name).allocations for value in allocation.values]
     assert values
-    assert all(makers.maker(value.op, value.path) is not None for value in values)
+    assert all(makers.producer(value.op, value.path) is not None for value in values)

@@ -1,4 +1,4 @@
-"""Quantized matmuls of a configuration under a layout, as the time model takes it."""
+"""Quantized matmuls of a configuration under a layout, for the time model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
-from jaxpar.cost.matmul_codes import (
+from jaxpar.cost.matmul_quantization import (
     DECODED_SQUARES,
     EACH_USE,
     OF_TILES,
@@ -27,16 +27,16 @@ def matmul_quantization(
     config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Sequence[str], chunks: int,
     weights_offload: str = "none",
 ) -> MatmulQuantization | None:  # fmt: skip
-    """How the matmuls of layers are quantized; None without `precision.matmul`.
+    """Quantization of the layers' matmuls; None without `precision.matmul`.
 
     Args:
-        config: its `parallel` and `memory` are not used.
-        gpu: what multiplies.
-        optimizer_offload: where the optimizer's state is.
-        holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
-        slots: the kind of each slot of a chunk.
-        chunks: of the model.
-        weights_offload: where the weights of layers are; a planned layout has them on the device.
+        config: the configuration; its `parallel` and `memory` are not used.
+        gpu: the GPU that multiplies.
+        optimizer_offload: placement of the optimizer's state.
+        holds: the schedule, if it gathers full chunks once for all microbatches.
+        slots: kind of each slot of a chunk.
+        chunks: number of chunks of the model.
+        weights_offload: placement of the layers' weights; a planned layout has them on the device.
     """
     recipe, precision = recipe_of(config.precision), config.precision
     if recipe is None:
@@ -45,29 +45,29 @@ def matmul_quantization(
     multiplied = _multiplies_quantized(config, gpu)
     first, last = exact_layers(config)
     layers = config.model.layers
-    coded = chunks * coded_rows(config, slots).total()
+    rows = chunks * quantized_rows(config, slots).total()
     return MatmulQuantization(
         groups=_dense(config),
         passes=_passes(recipe, once=once, multiplied=multiplied),
         multiplied=multiplied,
         tile=None if recipe.tiles is None else recipe.tiles.size,
-        found=recipe.tiles is None and not recipe.from_history,
+        measures_amax=recipe.tiles is None and not recipe.from_history,
         once=once,
-        stored=min(1.0, coded / max(1, last - first)) if once else 0.0,
+        stored=min(1.0, rows / max(1, last - first)) if once else 0.0,
         exact=(first, layers - last),
         layers=layers,
     )
 
 
-def coded_rows(config: Config, slots: Sequence[str]) -> Counter[str]:
-    """By kind of layers, the slots of a chunk in whose place no chunk has an exception: their quantized matrices are
-    stored as codes, where any are. `slots` are the kinds of a chunk's layers, in order."""
+def quantized_rows(config: Config, slots: Sequence[str]) -> Counter[str]:
+    """Number of slots, by kind, whose layers are quantized in every chunk: matrices of these are stored in 8 bits.
+    `slots` are the kinds of a chunk's layers, in order."""
     excepted = config.precision.matmul_options
     return Counter(slots[excepted.first_layers : max(0, len(slots) - excepted.last_layers)])
 
 
 def _passes(recipe: Recipe, *, once: bool, multiplied: bool) -> Passes:
-    """The passes of operands under a recipe; `once` is whether matrices become codes once per step."""
+    """The passes of operands under a recipe; `once` is whether matrices are quantized once per step."""
     if recipe.tiles is None:
         return STORED if once else EACH_USE
     if not once:

@@ -13,7 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.quantized.blocks import LARGEST, row_bytes
 from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.mesh.quantized.travel import gather_hpz, gather_shards, gather_stored, reduce_shards, scatter_shards
+from jaxpar.mesh.quantized.weight_collectives import (
+    gather_hpz,
+    gather_shards,
+    gather_stored,
+    reduce_shards,
+    scatter_shards,
+)
 from tests.sentences import refused
 from tests.traced import mesh_of, sent_by_groups
 

@@ -10,7 +10,7 @@ from jaxpar.config import Config, load_config
 from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.matmul_formats import group_names
-from jaxpar.layout.choices.matmul_codes import matmul_quantization
+from jaxpar.layout.choices.matmul_quantization import matmul_quantization
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.update import update_of
@@ -26,7 +26,7 @@ def config_of(name: str, *options: str) -> Config:
     return planned_config(load_config(f"configs/{name}.yaml", [*options]))
 
 
-def coded(config: Config, layout: Layout, cluster: str) -> Layout:
+def quantized(config: Config, layout: Layout, cluster: str) -> Layout:
     """The layout with the codes of a configuration."""
     gpu, rows = parse_cluster(cluster).gpu, -(-config.model.layers // (layout.pipe * layout.virtual_stages))
     offload = "host" if layout.optimizer_offload else "none"
@@ -37,7 +37,7 @@ def coded(config: Config, layout: Layout, cluster: str) -> Layout:
 def timed(layout: Layout, *options: str, name: str = "llama3_8b", cluster: str = "h100:1x8") -> StepTime:
     config = config_of(name, *options)
     return step_time(
-        config.model, config.data.sequence_length, config.data.batch_size, coded(config, layout, cluster),
+        config.model, config.data.sequence_length, config.data.batch_size, quantized(config, layout, cluster),
         parse_cluster(cluster), update=update_of(config),
     )  # fmt: skip
 

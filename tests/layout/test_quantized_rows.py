@@ -7,7 +7,7 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import are_exact
-from jaxpar.layout.choices.matmul_codes import coded_rows
+from jaxpar.layout.choices.matmul_quantization import quantized_rows
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from tests.small_run import small
@@ -30,6 +30,6 @@ def test_an_exception_is_none_of_the_other_kind(unit: tuple[str, ...], excepted:
     )  # fmt: skip
     config = resolve_config(config, 1)
     layout = StepLayout(config, make_plan(config, jax.devices()[0]))
-    expected = coded_rows(config, [slot.kind for slot in layout.order.slots])
+    expected = quantized_rows(config, [slot.kind for slot in layout.order.slots])
     for kind, stack in layout.order.stacks.items():
         assert sum(are_exact(config, layers) is False for layers in stack.layers_of_rows) == expected[kind]

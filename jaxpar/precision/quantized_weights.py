@@ -20,10 +20,10 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.coded import coded_stack
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.mesh.parameters import Weights
+from jaxpar.mesh.quantized_stack import quantized_stack
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.scale import quantize, scale_of
@@ -33,7 +33,7 @@ from pallas_kernels.varying import vary_alike
 
 
 @dataclass(frozen=True, eq=False)
-class CodedMatrix:
+class QuantizedMatrix:
     """A stacked matrix of which some rows are stored as quantized values."""
 
     path: tuple[str, ...]
@@ -51,7 +51,7 @@ class CodedMatrix:
     """The parts of a row that have a scale."""
 
     @property
-    def coded(self) -> tuple[bool, ...]:
+    def is_quantized(self) -> tuple[bool, ...]:
         """Whether each row of a rank's stack is stored as quantized values."""
         return self.quantized * self.order.numbers.shape[1]
 
@@ -85,19 +85,19 @@ class StackScales(NamedTuple):
 
 
 type ByRows = Callable[[Callable[..., jax.Array], jax.Array, tuple[jax.Array, ...], range], jax.Array]
-"""How a stack is read: a function of rows of it and of the same rows of other arrays, the stack, these arrays, and
+"""Reader of a stack: a function of rows of it and of the same rows of other arrays, the stack, these arrays, and
 which rows, to what the function makes of them, on the device."""
 
 
-def coded_weights(
+def quantized_weights(
     weights: Weights,
-    matrices: Sequence[CodedMatrix],
+    matrices: Sequence[QuantizedMatrix],
     shape: tuple[int, int],
     scales: Float[Array, "layers tensors"] | None,
     storage: str,
     by_rows: ByRows,
 ) -> StepWeights:
-    """The master `weights` with a `CodedStack` on the device for each of `matrices`, inside the step's map.
+    """The master `weights` with a `QuantizedStack` on the device for each of `matrices`, inside the step's map.
 
     Layers read the scales of the quantized values as `WEIGHT_SCALES`. The statistics are magnitudes, the same on all
     ranks of a pipeline stage, and 0 of other tensors and stages.
@@ -107,10 +107,10 @@ def coded_weights(
 
     Args:
         weights: in any placement; scales are of whole matrices.
-        matrices: which are coded.
+        matrices: the matrices that become quantized values.
         shape: of the tables of scales, [layers, tensors].
         scales: of earlier steps; None takes those of the matrices themselves.
-        storage: dtype of rows that are not coded.
+        storage: dtype of rows that are not quantized.
         by_rows: how a matrix is read.
     """
     leaves: dict[tuple[str, ...], Any] = flatten_dict(weights)
@@ -126,19 +126,19 @@ def coded_weights(
             scale = jnp.where(padding, 1.0, scales[numbers, matrix.column]).reshape(largest.shape)
         quantized = partial(by_rows, matrix.quantized_rows, stack, (matrix.squares.local(scale),))
         others = partial(by_rows, lambda w: w.astype(storage), stack, ())
-        leaves[matrix.path] = coded_stack(matrix.coded, quantized, others)
+        leaves[matrix.path] = quantized_stack(matrix.is_quantized, quantized, others)
         if matrix.kind not in by_kind:
             rows = jnp.zeros(shape[0], jnp.int32).at[jnp.where(padding, shape[0], numbers)]
             by_kind[matrix.kind] = StackScales(rows.set(jnp.arange(len(numbers)), mode="drop"), {})
         groups = by_kind[matrix.kind].groups
         groups[matrix.group] = (*groups.get(matrix.group, ()), scale)
-        observed = jnp.where(jnp.array(matrix.coded) & ~padding, largest.max(tuple(range(1, largest.ndim))), 0)
+        observed = jnp.where(jnp.array(matrix.is_quantized) & ~padding, largest.max(tuple(range(1, largest.ndim))), 0)
         magnitudes = magnitudes.at[numbers, matrix.column].max(vary(observed))
     return StepWeights(unflatten_dict(leaves), {WEIGHT_SCALES: by_kind}, magnitudes)
 
 
 def _largest(
-    stacks: Mapping[tuple[str, ...], jax.Array], matrices: Sequence[CodedMatrix], by_rows: ByRows
+    stacks: Mapping[tuple[str, ...], jax.Array], matrices: Sequence[QuantizedMatrix], by_rows: ByRows
 ) -> dict[tuple[str, ...], Float[Array, "rows ..."]]:
     """The largest magnitude of each row of each stack, or of its squares, over all ranks that hold a part of it.
 

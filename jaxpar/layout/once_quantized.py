@@ -14,12 +14,14 @@ from jaxpar.layers.matmul_formats import are_exact, dense_groups, quantized_matr
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, added_dim, local_shape
+from jaxpar.precision.quantized_weights import QuantizedMatrix
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.squares import Squares, full_rows, squares_of
-from jaxpar.precision.weight_codes import CodedMatrix
 
 
-def coded_matrices(config: Config, plan: Plan, placements: Placements, order: LayerOrder) -> tuple[CodedMatrix, ...]:
+def once_quantized_matrices(
+    config: Config, plan: Plan, placements: Placements, order: LayerOrder
+) -> tuple[QuantizedMatrix, ...]:
     """The matrices that are quantized once per step, where `quantizes_once`."""
     matrices = []
     for kind, model in kind_models(config.model).items():
@@ -32,7 +34,7 @@ def coded_matrices(config: Config, plan: Plan, placements: Placements, order: La
             for column, name in zip(columns.get(group.name, ())[1:], groups.get(group.name, ()), strict=False):
                 path = (LAYERS, kind, part.name, name)
                 squares = _squares(config, plan, placements, path, part.weights[name].stacked(stack.rows))
-                matrices.append(CodedMatrix(path, column, quantized, stack, kind, group.name, squares))
+                matrices.append(QuantizedMatrix(path, column, quantized, stack, kind, group.name, squares))
     return tuple(matrices)
 
 

@@ -14,19 +14,19 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layout.choices.matmul import matmul_rows, quantizes_once
-from jaxpar.layout.coded_matrices import coded_matrices
+from jaxpar.layout.once_quantized import once_quantized_matrices
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import map_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.build import mapped
-from jaxpar.mesh.coded import CodedStack
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.quantized.blocks import decode, encode
+from jaxpar.mesh.quantized_stack import QuantizedStack
 from jaxpar.precision.matmul import WEIGHT_SCALES
+from jaxpar.precision.quantized_weights import QuantizedMatrix, quantized_weights
 from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.scale import largest_of, quantize, scale_of
 from jaxpar.precision.squares import full_rows
-from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
 from jaxpar.training.step.train_step import TrainStep
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
@@ -117,7 +117,7 @@ def test_beside_quantized_messages_no_matrix_is_rounded_twice():
 
 def _as_sent(state: Any, run: SmallRun, dtype: str) -> Any:
     """A state whose weights have the values of their shards' block codes, but for rows that are codes already."""
-    rows_of = {matrix.path: matrix.coded for matrix in coded_matrices(*run.step.layout.carried_request)}
+    rows_of = {matrix.path: matrix.is_quantized for matrix in once_quantized_matrices(*run.step.layout.carried_request)}
 
     def rounded(shard: jax.Array) -> jax.Array:
         flat = shard.reshape(1, -1)
@@ -127,12 +127,12 @@ def _as_sent(state: Any, run: SmallRun, dtype: str) -> Any:
         names = tuple(key.key for key in path)
         if leaf.sharding.is_fully_replicated or leaf.ndim - ("layers" in names) < 2:
             return leaf
-        coded = rows_of.get(names, (False,) * len(leaf))
+        quantized = rows_of.get(names, (False,) * len(leaf))
 
         def of_shard(shard: jax.Array) -> jax.Array:
             if "layers" not in names:
                 return rounded(shard)
-            return jnp.stack([row if own else rounded(row) for row, own in zip(shard, coded, strict=True)])
+            return jnp.stack([row if own else rounded(row) for row, own in zip(shard, quantized, strict=True)])
 
         parts = [jax.device_put(of_shard(shard.data), shard.device) for shard in leaf.addressable_shards]
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
@@ -140,14 +140,14 @@ def _as_sent(state: Any, run: SmallRun, dtype: str) -> Any:
     return state._replace(master=jax.tree_util.tree_map_with_path(one, state.master))
 
 
-def matrix_of(shape: tuple[int, ...], quantized: tuple[bool, ...]) -> CodedMatrix:
+def matrix_of(shape: tuple[int, ...], quantized: tuple[bool, ...]) -> QuantizedMatrix:
     order = LayerOrder.from_chunks([0], [len(quantized)]).stacks["all"]
-    return CodedMatrix(("w",), 1, quantized, order, "all", "group", full_rows(shape))
+    return QuantizedMatrix(("w",), 1, quantized, order, "all", "group", full_rows(shape))
 
 
 def code(stack: Any, quantized: tuple[bool, ...]) -> Any:
     matrix = matrix_of(stack.shape, quantized)
-    return coded_weights({"w": stack}, [matrix], (len(quantized), 3), None, "float32", map_rows)
+    return quantized_weights({"w": stack}, [matrix], (len(quantized), 3), None, "float32", map_rows)
 
 
 @pytest.mark.parametrize(("axes", "split"), [
@@ -160,7 +160,7 @@ def test_codes_and_scales_of_a_split_matrix_are_those_of_the_whole(axes: dict[st
 
     def function(stack: jax.Array) -> Any:
         found = code(stack, (False, True, True))
-        assert isinstance(found.weights["w"], CodedStack)
+        assert isinstance(found.weights["w"], QuantizedStack)
         return (
             found.weights["w"].quantized.astype(jnp.float32),
             found.shared[WEIGHT_SCALES]["all"].groups["group"][0][None],
@@ -198,12 +198,12 @@ def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
     matrix = matrix_of(stack.shape, quantized)
     scales = jnp.exp2(jnp.arange(-10.0, 5.0)).reshape(5, 3) if delayed else None
 
-    def coded(stack: jax.Array) -> Any:
+    def quantized(stack: jax.Array) -> Any:
         asked = {"w": stack}, [matrix], (5, 3), scales, "bfloat16", map_rows
-        return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
+        return jax.tree.map(lambda own: vary(own)[None], quantized_weights(*asked))
 
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))
-    found = [run(own)(stack) for own in (coded, lambda stack: coded(to_host(stack)))]
+    found = [run(own)(stack) for own in (quantized, lambda stack: quantized(to_host(stack)))]
     assert_same_bits(*jax.device_get(found))
 
 
