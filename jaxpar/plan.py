@@ -150,7 +150,6 @@ def _calibrate(arguments: Sequence[str]) -> None:
         help="profile to write (default: hardware.yaml)",
     )
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
-    parser.add_argument("--quick", action="store_true", help="fewer shapes, lengths and sizes")
     options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.calibration.calibrate import Calibration

@@ -26,8 +26,7 @@ from jaxpar.planner.memo import no_collection
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
-from jaxpar.planner.report.measured import measured_words, table_lookups
-from jaxpar.planner.report.numbers import numbers, reached_lines, source_lines
+from jaxpar.planner.report.numbers import measured_words, numbers, reached_lines, source_lines, table_lookups
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
 from jaxpar.planner.search.asked import parse_avoided, parse_fixed
