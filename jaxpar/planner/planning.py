@@ -116,7 +116,7 @@ class Planning:
         though the user did not ask for that."""
         if not self.verify or is_cpu(search.cluster):
             return plans, [None] * len(plans), ""
-        results, why = [], reason_against(search.space.config.islands)
+        results, why = [], reason_against(search.cluster, search.space.config.islands)
         if not why:
             progress = Console(stderr=True, markup=False, highlight=False)
             results, why = verify(
@@ -126,7 +126,7 @@ class Planning:
             print_verified(results, screen())
         order = ranked(plans, results)
         left = ", ".join(str(index) for index, (_, result) in enumerate(order, 1) if result is None)
-        sentence = f"Predicted, and not compiled: plans {left}: {why}" if left else ""
+        sentence = f"Not compiled ({left} in the table): {why}" if left else ""
         return [planned for planned, _ in order], [result for _, result in order], sentence
 
     def _print_details(

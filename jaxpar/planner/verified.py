@@ -23,6 +23,7 @@ from jaxpar.compiler.wheels import cuda_release
 from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.sources import chosen
 from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.report import words
@@ -106,8 +107,10 @@ class Verified:
         }
 
 
-def reason_against(islands: IslandsConfig) -> str:
+def reason_against(cluster: Cluster, islands: IslandsConfig) -> str:
     """The reason why plans for GPUs cannot be compiled; empty where they can."""
+    if len(cluster.gpus) > 1:
+        return f"a program is timed for one kind of GPU, and {cluster.name} has {len(cluster.gpus)}"
     if islands.share_mesh and islands.every != islands.fragments:
         return (
             f"islands.every: {islands.every}: a program that exchanges weights in some steps alone would be counted as "

@@ -28,6 +28,7 @@ from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import update_of
+from jaxpar.planner.verified import reason_against
 from jaxpar.train import main as train
 from tests.planner.spaces import everything, model_of
 from tests.sentences import refused
@@ -121,6 +122,11 @@ def devices_of(order: str) -> list[Any]:
         for host, letter in enumerate(order)
         for own in range(2)
     ]
+
+
+def test_stages_on_gpus_of_two_kinds_are_not_verified():
+    """A compiled program would be timed for the slower kind in all stages."""
+    assert "one kind of GPU, and mixed has 2" in reason_against(cluster_of(2.0), CONFIG.islands)
 
 
 def test_auto_takes_gpus_of_one_kind():

@@ -233,9 +233,10 @@ def test_the_schedule_of_islands_is_that_of_one(tmp_path: Path):
 @pytest.mark.parametrize("keys", [{"delay": 1}, {"eager": True}, {}])
 def test_programs_that_exchange_in_some_steps_alone_are_not_verified(keys: dict[str, Any]):
     """The work of a branch of the program is counted in each step."""
-    islands = islands_of(**keys).islands
-    assert "islands.fragments: 10" in reason_against(islands)
-    assert not reason_against(replace(islands, fragments=10)) and not reason_against(Config().islands)
+    cluster, islands = parse_cluster("h100:2x8"), islands_of(**keys).islands
+    assert "islands.fragments: 10" in reason_against(cluster, islands)
+    assert not reason_against(cluster, replace(islands, fragments=10))
+    assert not reason_against(cluster, Config().islands)
 
 
 def test_eager_updates_and_state_on_the_host_take_longer_to_update():
