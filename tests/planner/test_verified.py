@@ -118,7 +118,10 @@ def test_plans_that_are_not_compiled_are_printed_with_the_reason(
     monkeypatch.setattr(planning, "DEFAULT_CACHE", tmp_path / "cache")
     assert main([*arguments, "--timeout", "0.01"]) == 0
     out, err = capsys.readouterr()
-    assert "Not compiled (1, 2 in the table): compiling for h100:1x2 took longer than 0.0" in out and "Compiling plan 1 of 2" in err
+    assert (
+        "Not compiled (1, 2 in the table): compiling for h100:1x2 took longer than 0.0" in out
+        and "Compiling plan 1 of 2" in err
+    )
     alone = output.read_text()
     monkeypatch.setattr(wheels, "_version", lambda name: None)
     assert main([*arguments, "--json"]) == 0
