@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 from jaxpar.cli import Parser, command, paths_by_suffix, seconds, stop
 
-OUTPUTS = {".svg": "a picture of one layer over time"}
+OUTPUTS = {
+    ".html": "a page with memory over time and the schedule",
+    ".svg": "a picture of one layer over time",
+}
 
 
 @command()
@@ -35,7 +38,7 @@ def _inspect(options: argparse.Namespace) -> int | None:
     from jaxpar.compiler.program.hlo.records import ProgramError
 
     try:
-        inspect_step(options, files.get(".svg"))
+        inspect_step(options, files.get(".html"), files.get(".svg"))
     except ProgramError as error:
         return stop(1, f"XLA's program has a part that jaxpar cannot read: {error}")
     if not options.json:

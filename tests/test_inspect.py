@@ -41,7 +41,7 @@ def test_output_without_a_terminal_is_as_wide_as_the_widest_table(monkeypatch: p
     widths: list[int] = []
     monkeypatch.setattr(inspection, "_report", lambda *_: (None, None))
     monkeypatch.setattr(inspection, "print_report", lambda _, console: widths.append(console.width))
-    inspection.inspect_step(Namespace(config=None, cluster=CLUSTER, json=False), None)
+    inspection.inspect_step(Namespace(config=None, cluster=CLUSTER, json=False), None, None)
     assert widths == [140]
 
 
@@ -58,8 +58,8 @@ def test_the_picture_is_of_both_directions(config: Path, tmp_path: Path, capfd: 
     [
         (["--cluster", "h100:1x6"], "parallel.replica: -1"),
         (["--cluster", CLUSTER, "--set", "parallel.tensr=2"], "tensor"),
-        (["--cluster", CLUSTER, "--out", "/no/such/folder/x.svg"], "/no/such/folder | does not exist"),
-        (["--cluster", CLUSTER, "--out", "x.png"], "--out x.png | .svg"),
+        (["--cluster", CLUSTER, "--out", "/no/such/folder/x.html"], "/no/such/folder | does not exist"),
+        (["--cluster", CLUSTER, "--out", "x.png"], "--out x.png | .html or .svg"),
         (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "0.2 s | stopped"),
     ],
 )

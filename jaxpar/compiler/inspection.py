@@ -13,7 +13,8 @@ from jaxpar.compiler.cluster_parts import training_part
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for, with_known_vocab
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
-from jaxpar.compiler.report.layer_schedule import layer_schedules, layers_picture
+from jaxpar.compiler.report.layer_schedule import layer_schedules, layers_picture, turn_words
+from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.screen import INSPECT_WIDTH, screen
 from jaxpar.compiler.report.tables import print_report
 from jaxpar.config import Config, UserError, load_config
@@ -25,26 +26,34 @@ from jaxpar.layout.memory.nearest_fit import describe_fit, nearest_fit
 from jaxpar.layout.step_layout import StepLayout
 
 
-def inspect_step(options: Namespace, picture: Path | None) -> None:
-    """Compile, print, and write the picture of a layer. Raises `UserError` with one sentence."""
-    if picture is not None:
-        check_writable(picture)
+def inspect_step(options: Namespace, page: Path | None, picture: Path | None) -> None:
+    """Compile, print, and write the files. Raises `UserError` with one sentence.
+
+    Args:
+        options: of the command line.
+        page: where to write the HTML page.
+        picture: where to write the picture of a layer.
+    """
+    for file in filter(None, (page, picture)):
+        check_writable(file)
     cluster = parse_cluster(options.cluster)
     analysis, report = _report(options.config, options, cluster)
     if picture is not None:
         picture.write_text(_picture(analysis, report), encoding="utf-8")
+    if page is not None:
+        page.write_text(html_page(analysis, report), encoding="utf-8")
     if options.json:
         print(json_text(report.to_dict(), indent=2))
         return
     console = screen(INSPECT_WIDTH)
     print_report(report, console)
-    if picture is not None:
-        console.print(f"Picture: {picture}", soft_wrap=True, highlight=False)
+    for name, file in (("Page", page), ("Picture", picture)):
+        if file is not None:
+            console.print(f"{name}: {file}", soft_wrap=True, highlight=False)
 
 
 def _picture(analysis: Analysis, report: Report) -> str:
-    layers, unrolled = layer_schedules(analysis), analysis.compilation.plan.layer_unroll.name
-    turn = "One layer" if unrolled == 1 else f"{unrolled} layers, one turn of the loop"
+    layers, turn = layer_schedules(analysis), turn_words(analysis.compilation.plan.layer_unroll.name)
     if not layers:
         raise UserError("--out: the program has no loop over layers; expected three layers or more of a kind")
     return layers_picture(layers, f"{report.config} on {report.cluster}: {turn}")
@@ -86,16 +95,16 @@ def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:
     return describe_fit(nearest_fit(StepLayout(config, plan), pool_bytes(cluster.device_bytes), rebuild, needed))
 
 
-def check_writable(file: Path) -> None:
+def check_writable(page: Path) -> None:
     """Raises `UserError` for a file that could not be written once the compile is over."""
-    if not file.parent.is_dir():
-        raise UserError(f"--out {file}: the folder {file.parent} does not exist")
-    if file.is_dir():
-        raise UserError(f"--out {file}: a folder, expected the name of a file")
-    new = not file.exists()
+    if not page.parent.is_dir():
+        raise UserError(f"--out {page}: the folder {page.parent} does not exist")
+    if page.is_dir():
+        raise UserError(f"--out {page}: a folder, expected the name of a file")
+    new = not page.exists()
     try:
-        file.open("a").close()
+        page.open("a").close()
         if new:
-            file.unlink()
+            page.unlink()
     except OSError as error:
-        raise UserError(f"--out {file}: cannot be written ({error.strerror})") from error
+        raise UserError(f"--out {page}: cannot be written ({error.strerror})") from error

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpar.pages.axes import ticks
+from jaxpar.pages.axes import byte_ticks, ticks
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,8 @@ def test_any_range_has_ticks_inside_it_but_no_more_than_asked_for(low: float, le
     if len(found) > 1:
         step = found[1] - found[0]
         assert round(step / 10 ** round(log10(step) // 1), 3) in (1, 2, 5, 10)
+
+
+def test_ticks_of_bytes_are_powers_of_two() -> None:
+    assert byte_ticks(80 * 2**30, 6) == [i * 16 * 2**30 for i in range(6)]
+    assert byte_ticks(9.5 * 2**20, 6) == [i * 2 * 2**20 for i in range(5)]

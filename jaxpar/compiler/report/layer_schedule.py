@@ -1,4 +1,4 @@
-"""One layer of the forward and of the backward loop on the clock, and its picture as SVG."""
+"""One layer of the forward and of the backward loop on the clock, and its picture as SVG for documents and pages."""
 
 from __future__ import annotations
 
@@ -54,10 +54,15 @@ class LayerSchedule:
         return sum(box.seconds for box in self.boxes if box.kind == "wait")
 
 
+def turn_words(layers: int) -> str:
+    """The work of one iteration of the loop, where it has so many layers (`parallel.overlap.layer_unroll`)."""
+    return "One layer" if layers == 1 else f"{layers} layers, one turn of the loop"
+
+
 def layer_schedules(analysis: Analysis) -> list[LayerSchedule]:
     """The loops over layers, in order. Empty where XLA unrolled them: with fewer than three layers."""
     schedules = []
-    for body in _layer_loops(analysis):
+    for body in layer_loops(analysis):
         run = analysis.schedule.clock.run(analysis.schedule.traces[body.name])
         title = "Backward" if _is_backward(body) else "Forward"
         boxes = tuple(_box(analysis, body, span) for span in run.spans)
@@ -65,7 +70,7 @@ def layer_schedules(analysis: Analysis) -> list[LayerSchedule]:
     return schedules
 
 
-def _layer_loops(analysis: Analysis) -> list[Computation]:
+def layer_loops(analysis: Analysis) -> list[Computation]:
     """Bodies of the loops over layers, in the order of the program: of each direction, the one that takes longest (a
     model may have several kinds of layers)."""
     counts, schedule = analysis.counts.counts, analysis.schedule
@@ -109,7 +114,7 @@ WIDTH, LEFT, RIGHT = 960, 84, 40
 TOP, LANE, GAP = 34, 20, 4
 """Pixels: above the lanes of a layer, of a lane, and between two lanes."""
 HEADING, LEGEND = 30, 40
-TEMPLATE = "compiler/report/layer_picture.svg"
+TEMPLATE, STYLE = "compiler/report/layer_picture.svg", "compiler/report/layer_picture.css"
 COLORS: dict[str, Color] = {
     "matmul": SERIES[0],
     "attention": SERIES[2],
@@ -126,6 +131,11 @@ def layers_picture(layers: Sequence[LayerSchedule], title: str) -> str:
 
     Kernels of one kind that follow each other are one box; transfers that run at the same time have a lane each.
     """
+    return str(render(TEMPLATE, alone=True, **picture_of(layers, title)))
+
+
+def picture_of(layers: Sequence[LayerSchedule], title: str) -> dict[str, object]:
+    """The values of `TEMPLATE` and `STYLE`, without `alone`: whether the picture brings its style."""
     scale = _rounded(max(layer.seconds for layer in layers))
     used = {box.kind for layer in layers for box in layer.boxes}
     sent = sorted(used - COLORS.keys())
@@ -144,12 +154,11 @@ def layers_picture(layers: Sequence[LayerSchedule], title: str) -> str:
         x += 34 + 7 * len(words)
         if x > WIDTH - 150:
             x, y = LEFT, y + 24
-    made = render(
-        TEMPLATE, width=WIDTH, height=y + LEGEND, title=title, left=LEFT, right=WIDTH - RIGHT, layers=parts,
-        legend=legend, lane=LANE, colors={classes[kind]: color for kind, color in colors.items()},
+    return dict(
+        width=WIDTH, height=y + LEGEND, title=title, left=LEFT, right=WIDTH - RIGHT, layers=parts, legend=legend,
+        lane=LANE, colors={classes[kind]: color for kind, color in colors.items()},
         note="Read from the compiled program, at the speeds of the hardware model; not measured.",
     )  # fmt: skip
-    return str(made)
 
 
 def _layer(layer: LayerSchedule, scale: float, classes: dict[str, str], top: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from jaxpar.compiler.program.hlo.records import Module, Op
-from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Occupant, Value
+from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Occupant, Value, occupants
 from jaxpar.compiler.program.memory.provenance import Provenance
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
@@ -59,6 +59,10 @@ class MemoryClasses:
         for occupant in occupants:
             totals[self.class_of(occupant)] += occupant.bytes
         return totals
+
+    def bytes_at(self, place: int) -> dict[str, int]:
+        """Bytes per class at a place in the order of the program."""
+        return self.totals(occupants(self._buffers, place))
 
     def _of_value(self, value: Value, allocation: Allocation) -> str:
         """The class of a value; if its own history has no class, that of the value that follows in its place."""

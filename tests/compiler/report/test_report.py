@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,8 @@ from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
 from jaxpar.compiler.report.layer_schedule import LEFT, layer_schedules, layers_picture
 from jaxpar.compiler.report.memory_classes import CLASSES
+from jaxpar.compiler.report.memory_picture import memory_timeline
+from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.tables import print_report
 from jaxpar.config import load_config
 from jaxpar.config.strict_json import json_text
@@ -22,6 +25,7 @@ from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.hardware.xla_flags import OVERLAP_LIMIT
 from jaxpar.model.flops import flops_per_step
+from tests.browser import browser
 from tests.compiler.inspected import CACHE, hsdp, report_of
 from tests.compiler.program.programs import module_text
 
@@ -118,7 +122,23 @@ def test_the_picture_has_a_box_for_all_time_that_is_computed_sent_or_waited_for(
     assert "a & <b>" in words
 
 
-def test_an_operation_that_is_not_known_is_named_on_the_screen_and_in_json():
+def test_the_timeline_has_its_maximum_at_the_peak():
+    analysis, report = hsdp()
+    timeline = memory_timeline(analysis, columns=50)
+    totals = timeline.totals
+    assert timeline.places[totals.index(max(totals))] == timeline.peak
+    assert max(totals) == pytest.approx(report.peak_bytes, rel=0.02)
+    assert [name for name, _, _ in timeline.loops] == ["forward layers", "backward layers"]
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
+    analysis, report = hsdp()
+    page = html_page(analysis, replace(report, config="</script><b>"))
+    assert "</script><b>" not in page and page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
+    assert (page.count('<svg class="memory"'), page.count('<svg class="layers"'), page.count("<style>")) == (1, 1, 1)
+
+
+def test_an_operation_that_is_not_known_is_named_on_the_screen_in_json_and_on_the_page():
     analysis, before = hsdp()
     program = analysis.compilation.program
     opcode = next(name for name in ("negate", "exponential", "sqrt") if f" {name}(" in program)
@@ -127,7 +147,7 @@ def test_an_operation_that_is_not_known_is_named_on_the_screen_and_in_json():
     report = make_report(lenient, "small")
     note = "that this release does not know"
     assert [one for one in report.notes if note in one and one.endswith("as memory traffic: frobnicate")]
-    for shown in (shown_text(report), json_text(report.to_dict())):
+    for shown in (shown_text(report), json_text(report.to_dict()), html_page(lenient, report)):
         assert shown.count(note) == 1
     assert (report.flops, report.collectives) == (before.flops, before.collectives)
     assert not any(note in one for one in before.notes)
@@ -173,6 +193,25 @@ def test_what_is_waited_for_longest_is_listed_with_the_line_that_asked_for_it():
     for row in report.exposures:
         assert row.source.startswith("jaxpar/") and ":" in row.source
         assert row.enclosed_s == 0 or not row.synchronous
+
+
+@pytest.mark.long
+def test_the_page_states_what_is_under_the_pointer_and_asks_for_nothing(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(html_page(*hsdp()), encoding="utf-8")
+    with browser() as shown:
+        for dark in (False, True):
+            shown.dark(dark)
+            shown.open(page)
+            assert shown.text("#readout") == ""
+            shown.hover("svg.memory", part=0.5)
+            printed = shown.text("#readout")
+            assert re.search(r": [1-9]\d*\.\d\d MiB = optimizer [1-9]\.\d\d MiB \+ weights ", printed), printed
+            assert shown.read("document.getElementById('cursor').style.visibility") == "visible"
+            shown.screenshot(tmp_path / f"{'dark' if dark else 'light'}.png", whole=True)
+        shown.resize(390, 844, phone=True)
+        assert shown.read("document.documentElement.scrollWidth") == 390 and shown.console == []
+        assert shown.requests == []
 
 
 INSIDE, ACROSS = "{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}"
