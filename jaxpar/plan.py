@@ -71,16 +71,14 @@ def _parser() -> Parser:
     add("--top", metavar="N", type=positive, default=5, help="how many layouts (default 5)")
     parser.add_out(OUTPUTS)
     parser.add_json("print JSON and nothing else: a list, best first")
-    add(
-        "--verify",
-        action="store_true",
-        help="compile the top layouts for the cluster's GPUs, and rank them by their programs",
-    )
+    words = "print predictions alone: do not compile the top layouts for the cluster's GPUs and rank them by that"
+    add("--no-verify", dest="verify", action="store_false", help=words)
     add("--show-model", action="store_true", help="print every number behind the times, and its source")
     add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
     words = "folder of a run on this cluster, which corrects times and intervals, as in runs/a; may be repeated"
     add("--measured", metavar="FOLDER", type=Path, action="append", default=[], help=words)
-    add("--timeout", metavar="SECONDS", type=seconds, default=600, help="for each compile of --verify (default 600)")
+    words = "for all compiles together (default 300); layouts that are left keep their predicted times"
+    add("--timeout", metavar="SECONDS", type=seconds, default=300, help=words)
     return parser
 
 
@@ -152,7 +150,6 @@ def _calibrate(arguments: Sequence[str]) -> None:
         help="profile to write (default: hardware.yaml)",
     )
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
-    parser.add_argument("--quick", action="store_true", help="fewer shapes, lengths and sizes")
     options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.calibration.calibrate import Calibration

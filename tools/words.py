@@ -35,7 +35,7 @@ LIMITS = {
     "sink": 0,
     "verb": 0,
     "door": 0,
-    "front": 2,
+    "front": 0,
     "lookout": 0,
     "residency": 30,
     "wire": 61,

@@ -35,7 +35,7 @@ from jaxpar.planner.search.asked import parse_avoided, parse_fixed
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
-from jaxpar.planner.verified import Verified, verify
+from jaxpar.planner.verified import Verified, compiled
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 COMMAND = "python -m jaxpar.plan "
@@ -119,7 +119,7 @@ def compared(one: Shipped, *, compiles: bool = False, overrides: Sequence[str] =
         found["shipped"] = as_it_is(config, cluster) if own is None else own
     except UserError as error:  # reported in the table
         row["refused"] = str(error)
-    programs = {name: verify([own], search.reached, TIMEOUT_S, DEFAULT_CACHE)[0] for name, own in found.items()} \
+    programs = {name: compiled(own, search.reached, TIMEOUT_S, DEFAULT_CACHE) for name, own in found.items()} \
         if compiles else {}  # fmt: skip
     row |= {name: _numbers(own, programs.get(name)) for name, own in found.items()}
     if "shipped" in found:

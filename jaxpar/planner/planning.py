@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
+
+from rich.console import Console
 
 from jaxpar.compiler.cluster_parts import training_part
 from jaxpar.compiler.compile import DEFAULT_CACHE, with_known_vocab
@@ -25,8 +26,7 @@ from jaxpar.planner.memo import no_collection
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
-from jaxpar.planner.report.measured import measured_words, table_lookups
-from jaxpar.planner.report.numbers import numbers, reached_lines, source_lines
+from jaxpar.planner.report.numbers import measured_words, numbers, reached_lines, source_lines, table_lookups
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
 from jaxpar.planner.search.asked import parse_avoided, parse_fixed
@@ -35,7 +35,7 @@ from jaxpar.planner.search.idle import on_fewer_hosts
 from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.stage_groups import check_stages
-from jaxpar.planner.verified import Verified, check_verifiable, print_verified, verify
+from jaxpar.planner.verified import Verified, print_verified, ranked, reason_against, verify
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Planning:
     top: int = 5
     output: Path = Path("plan.json")
     json: bool = False
-    verify: bool = False
+    verify: bool = True
     show_model: bool = False
     profile: Path | None = None
-    timeout: float = 600
-    """Seconds of each compile."""
+    timeout: float = 300
+    """Seconds of all compiles together."""
     measured: Sequence[Path] = ()
     avoided: Sequence[str] = ()
 
@@ -61,8 +61,6 @@ class Planning:
         """Search, print, and write. Raises `UserError` with one sentence."""
         cluster = named_cluster(self.cluster)
         config = planned_config(load_config(self.config, self.overrides))
-        if self.verify:
-            check_verifiable(cluster, config.islands)
         hardware = profile = None
         if self.profile is not None:
             hardware, cluster, profile = read_profile(self.profile, cluster)
@@ -79,44 +77,57 @@ class Planning:
             plans = nodes.ranked(plans, search.timer)[: self.top]
         if spread is not None:
             plans = [one.on(spread) for one in plans]
-        plans, verified = self._verified(plans, search)
+        plan_file.write(self.output, plans[0].file(self.cluster))
+        plans, verified, unverified = self._verified(plans, search)
         plan_file.write(self.output, plans[0].file(self.cluster))
         shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
         islands = offers(asked, factor) if has_slow_link(asked) else None
         if self.json:
-            self._print_json(plans, verified, shared, islands)
+            self._print_json(plans, verified, unverified, shared, islands)
             return
         print_plans(plans, search.effort, screen())
         if shared:
             print_splits(shared, config.rl.mode, cluster, screen())
         if islands is not None:
             print_offers(islands, screen())
-        notes = [*filter(None, (idle, line))]
+        notes = [*filter(None, (unverified, idle, line))]
         of_nodes = [] if nodes is None else nodes.words(plans[0], placed)
         self._print_details(plans[0], search, notes, of_nodes, profile)
-        self._print_written(cluster)
+        print_lines(screen(), f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}")
 
     def _print_json(
-        self, plans: list[Planned], verified: list[Verified], shared: list[Split], islands: Offers | None
-    ) -> None:
+        self, plans: list[Planned], verified: list[Verified | None], unverified: str, shared: list[Split],
+        islands: Offers | None,
+    ) -> None:  # fmt: skip
         files = [one.file(self.cluster).to_dict() for one in plans]
-        for file, one in zip(files, verified, strict=False):
-            file["predicted"]["verified"] = one.to_dict()
+        for file, one in zip(files, verified, strict=True):
+            if one is not None:
+                file["predicted"]["verified"] = one.to_dict()
+            elif unverified:
+                file["predicted"]["unverified"] = unverified
         if shared:
             files[0]["predicted"]["answers"] = [one.to_dict() for one in shared]
         if islands is not None:
             files[0]["predicted"]["islands"] = islands.to_dict()
         print(json_text(files, indent=2))
 
-    def _verified(self, plans: list[Planned], search: Search) -> tuple[list[Planned], list[Verified]]:
-        """The plans in the order of their programs, and what these take; as they are where nothing is compiled."""
-        if not self.verify:
-            return plans, []
-        report_progress = lambda text: None if self.json else print_lines(screen(), text, style="dim")
-        verified = verify(plans, search.reached, self.timeout, DEFAULT_CACHE, report_progress)
-        if not self.json:
-            print_verified(verified, screen())
-        return [one.planned for one in verified], verified
+    def _verified(self, plans: list[Planned], search: Search) -> tuple[list[Planned], list[Verified | None], str]:
+        """The plans in the order of their programs, what these take, and a sentence about plans that were not compiled
+        though the user did not ask for that."""
+        if not self.verify or is_cpu(search.cluster):
+            return plans, [None] * len(plans), ""
+        results, why = [], reason_against(search.cluster, search.space.config.islands)
+        if not why:
+            progress = Console(stderr=True, markup=False, highlight=False)
+            results, why = verify(
+                plans, search.reached, self.timeout, DEFAULT_CACHE, lambda text: print_lines(progress, text)
+            )
+        if results and not self.json:
+            print_verified(results, screen())
+        order = ranked(plans, results)
+        left = ", ".join(str(index) for index, (_, result) in enumerate(order, 1) if result is None)
+        sentence = f"Not compiled ({left} in the table): {why}" if left else ""
+        return [planned for planned, _ in order], [result for _, result in order], sentence
 
     def _print_details(
         self, best: Planned, search: Search, notes: list[str], of_nodes: list[str], profile: Profile | None
@@ -139,24 +150,6 @@ class Planning:
                 ("Limits and tolerances, which are in no time", source_lines(constants, "chosen")),
             ):
                 print_lines(screen(), *lines, title=title)
-
-    def _print_written(self, cluster: Cluster) -> None:
-        """Advice on the next step."""
-        lines = [f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}"]
-        checks = not (self.verify or is_cpu(cluster))
-        lines += [f"Check it against the compiled program: {self.verifying}"] if checks else []
-        print_lines(screen(), *lines)
-
-    @property
-    def verifying(self) -> str:
-        """The command that compiles these plans."""
-        words = ["python -m jaxpar.plan", "--config", str(self.config), "--cluster", self.cluster]
-        for option, values in (("--set", self.overrides), ("--fix", self.fixed), ("--avoid", self.avoided)):
-            words += [part for value in values for part in (option, value)]
-        words += ["--profile", str(self.profile)] if self.profile is not None else []
-        words += [part for folder in self.measured for part in ("--measured", str(folder))]
-        words += ["--top", str(self.top)] if self.top != Planning.top else []
-        return " ".join([words[0], *map(quote, words[1:]), "--verify"])
 
 
 @no_collection()

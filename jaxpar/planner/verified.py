@@ -1,4 +1,4 @@
-"""`--verify`: compiles plans for the cluster's GPUs, and compares each program with its prediction, class by class.
+"""Compiles plans for the cluster's GPUs, and compares each program with its prediction, class by class.
 
 Memory and the time of a step become those of the program: kernels and transfers on the clock of the inspector
 (`trace.clock`), by the same model of GPUs and links as the prediction. Stragglers, which no program has, stay as
@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 from rich.console import Console
 
 from jaxpar.compiler.compile import compile_step
+from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.compiler.report.screen import print_lines, table
+from jaxpar.compiler.wheels import cuda_release
 from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.sources import chosen
 from jaxpar.pages.units import percent, plural, seconds, size
-from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.islands import ISLANDS
@@ -105,43 +107,67 @@ class Verified:
         }
 
 
-def check_verifiable(cluster: Cluster, islands: IslandsConfig) -> None:
-    """Raise `UserError` where `--verify` is impossible, before a search rather than after it."""
+def reason_against(cluster: Cluster, islands: IslandsConfig) -> str:
+    """The reason why plans for GPUs cannot be compiled; empty where they can."""
+    if len(cluster.gpus) > 1:
+        return f"a program is timed for one kind of GPU, and {cluster.name} has {len(cluster.gpus)}"
     if islands.share_mesh and islands.every != islands.fragments:
-        raise UserError(
-            f"--verify: islands.every: {islands.every}: a program that exchanges weights in some steps alone is "
-            f"counted as if it did in each; expected islands.fragments: {islands.every}, or no --verify"
+        return (
+            f"islands.every: {islands.every}: a program that exchanges weights in some steps alone would be counted as "
+            f"if it did in each; expected islands.fragments: {islands.every}"
         )
-    if is_cpu(cluster):
-        raise UserError("--verify: compiles for GPUs, and this cluster is of CPUs; leave it out")
+    try:
+        cuda_release()
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def verify(
     plans: Sequence[Planned],
     hardware: HardwareModel,
-    timeout_s: float,
+    limit_s: float,
     cache: Path | None,
     report_progress: Callable[[str], None] = lambda _: None,
-) -> list[Verified]:
-    """Each plan compiled for its cluster; those that fit first, by the time of a step of the program.
+) -> tuple[list[Verified], str]:
+    """The first plans compiled for their cluster, as many as the limit allows, and why the others were not.
+
+    No compile starts that would pass the limit if it took as long as the longest before it.
 
     Args:
-        plans: of one cluster.
+        plans: of one cluster, the best first.
         hardware: what its GPUs and links reach.
-        timeout_s: for each compile.
+        limit_s: for all compiles together.
         cache: folder of compiled programs; None keeps nothing.
         report_progress: called with a message before each compile, which takes minutes.
+    """
+    results, longest, end = [], 0.0, monotonic() + limit_s
+    for index, planned in enumerate(plans, 1):
+        start = monotonic()
+        if longest > end - start:
+            return results, f"a compile takes {seconds(longest)}, and {seconds(end - start)} of --timeout are left"
+        axes = words.axes(planned.candidate.layout)
+        report_progress(f"Compiling plan {index} of {len(plans)}, {axes}, for at most {seconds(end - start)} ...")
+        try:
+            results.append(compiled(planned, hardware, end - start, cache))
+        except UserError as error:  # printed with the plans
+            return results, str(error)
+        longest = max(longest, monotonic() - start)
+    return results, ""
+
+
+def compiled(planned: Planned, hardware: HardwareModel, timeout_s: float, cache: Path | None) -> Verified:
+    """A plan compiled for its cluster; the arguments are those of `verify`.
 
     Raises:
-        UserError: there is no compiler for the devices, or it failed.
+        UserError: there is no compiler for the devices, it took too long or failed, or its program cannot be read.
     """
-    results = []
-    for index, planned in enumerate(plans, 1):
-        report_progress(f"Compiling {index} of {len(plans)}: {words.axes(planned.candidate.layout)}")
-        compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
+    compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
+    try:
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
-        results.append(judged(planned, report.allocated_bytes, report.fits, report.all_seconds_by_kind, report.notes))
-    return ranked(results)
+    except ProgramError as error:
+        raise UserError(f"XLA's program has a part that jaxpar cannot read: {error}") from error
+    return judged(planned, report.allocated_bytes, report.fits, report.all_seconds_by_kind, report.notes)
 
 
 def judged(
@@ -161,23 +187,33 @@ def judged(
         notes: see `Verified`.
     """
     time, memory = planned.candidate.time, planned.candidate.memory
-    breakdown = dict.fromkeys(time.breakdown, 0.0) | {"stragglers": time.breakdown["stragglers"]}
+    factor = 1.0 if planned.spread is None else planned.spread.factor  # of measured runs, as it is in the prediction
+    breakdown = dict.fromkeys(time.breakdown, 0.0) | {"stragglers": time.breakdown["stragglers"] / factor}
     for of in CLASSES.values():
         breakdown[of[0]] = sum(kinds.get(kind, 0.0) for kind in of)
     total, program = sum(breakdown.values()), sum(kinds.values())
     better = replace(
         planned.candidate,
-        time=time.taking(total, breakdown, Run(program, kinds=dict(kinds))),
+        time=time.taking(total, breakdown, Run(program, kinds=dict(kinds))).times(factor),
         memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
     )
     # The gain of placing nodes well is assumed to change by the same ratio.
-    after = replace(planned, candidate=better, default_seconds=planned.default_seconds * total / time.seconds)
+    ratio = better.seconds / time.seconds
+    after = replace(planned, candidate=better, default_seconds=planned.default_seconds * ratio)
     return Verified(after, planned, fits, notes)
 
 
-def ranked(results: Iterable[Verified]) -> list[Verified]:
-    """The results, those that fit first, by the time of a step."""
-    return sorted(results, key=lambda one: (not one.fits, one.planned.candidate.seconds))
+def ranked(plans: Sequence[Planned], results: Iterable[Verified]) -> list[tuple[Planned, Verified | None]]:
+    """Plans with their results: those that fit by the time of a step of their programs, those that were not compiled
+    as they were ranked, and last those that do not fit."""
+    ordered = sorted(results, key=lambda one: one.planned.candidate.seconds)
+    known = [one.predicted for one in ordered]
+    others = [planned for planned in plans if not any(planned is one for one in known)]
+    return [
+        *((one.planned, one) for one in ordered if one.fits),
+        *((planned, None) for planned in others),
+        *((one.planned, one) for one in ordered if not one.fits),
+    ]
 
 
 def print_verified(results: Sequence[Verified], console: Console) -> None:
@@ -202,7 +238,7 @@ def print_verified(results: Sequence[Verified], console: Console) -> None:
         f"{one.verdict}"
         for name, one in zip(names, results, strict=True)
     ]
-    if not results[0].fits:
+    if not any(one.fits for one in results):
         lines.append("none of these fits: raise --top, or use less memory with --fix")
     notes = dict.fromkeys(note for one in results for note in one.notes)
     print_lines(console, *(f"  {line}" for line in (*lines, *notes)))

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxpar.config import Config
 from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Choice, Group, Space
 from tests.small_run import small
@@ -33,3 +34,16 @@ def choices(space: Space, group: Group) -> Iterator[Choice]:
         rest = product(space.zeros(group), space.strategies(group), space.offloads(), ends)
         for zero, strategy, offloaded, shared in rest:
             yield Choice(zero, strategy, shared, offloaded, schedule, virtual)
+
+
+def everything(search: Search) -> list[Candidate]:
+    """All layouts that fit, timed one by one, by time; also with stages as long as their GPUs are fast."""
+    found = []
+    for group in search.space.groups():
+        for choice in choices(search.space, group):
+            even = search.activations(group, choice)
+            uneven = search.timer.lengths(even.layout("none"))
+            planners = [even, *([search.activations(group, choice._replace(stage_layers=uneven))] if uneven else [])]
+            for kept in (option for planner in planners for option in planner.options()):
+                found.append(Candidate(kept.layout, search.timer.step(kept.layout), kept.memory))
+    return sorted(found, key=lambda one: one.seconds)

@@ -1,7 +1,6 @@
-"""`--verify`: what the compiled programs say decides the order, the memory and the waiting for messages."""
+"""Plans that are compiled: the programs decide the order, the memory and the waiting for messages."""
 
 import json
-import shlex
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
@@ -10,15 +9,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from jaxpar.compiler import wheels
 from jaxpar.compiler.program.attribution import part_of
 from jaxpar.config import config_to_yaml
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.plan import _parser, main
+from jaxpar.plan import main
 from jaxpar.planner import planning
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
+from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.planner.verified import CLASSES, judged, print_verified, ranked
 from tests.small_run import small
 
@@ -37,14 +38,15 @@ KERNELS = {"matmul": 0.5, "attention": 0.25, "elementwise": 0.125, "copy": 0.062
 
 def test_the_program_decides_the_order(plans: list[Planned]):
     first, second = plans
-    slow = KERNELS | {"data": 1e-3}
-    reported = ranked([judged(first, GIB, True, slow), judged(second, GIB, True, KERNELS)])
-    assert [one.predicted for one in reported] == [second, first]
-    more = KERNELS | {"matmul": 0.6}
-    reported = ranked([judged(first, GIB, True, more), judged(second, GIB, True, KERNELS)])
-    assert [one.predicted for one in reported] == [second, first], "by its compute too"
-    reported = ranked([judged(first, GIB, False, KERNELS), judged(second, GIB, True, slow)])
-    assert [one.predicted for one in reported] == [second, first], "what does not fit comes last, however fast"
+    slow = judged(first, GIB, True, KERNELS | {"data": 1e-3})
+    more = judged(first, GIB, True, KERNELS | {"matmul": 0.6})
+    large = judged(first, GIB, False, {"matmul": 0.1})
+    other = judged(second, GIB, True, KERNELS)
+    for one in (slow, more, large):  # by messages, by compute, and because it does not fit, however fast
+        assert ranked(plans, [one, other]) == [(other.planned, other), (one.planned, one)]
+    assert ranked(plans, [slow]) == [(slow.planned, slow), (second, None)], "a predicted time is below a compiled one"
+    assert ranked(plans, [large]) == [(second, None), (large.planned, large)]
+    assert ranked(plans, []) == [(first, None), (second, None)]
 
 
 def test_memory_and_time_are_those_of_the_program(plans: list[Planned]):
@@ -106,17 +108,28 @@ def test_a_verdict_names_the_classes_that_are_apart(plans: list[Planned]):
     assert slower.to_dict()["verdict"] == slower.verdict
 
 
-def test_plain_output_ends_with_the_command_that_verifies(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file, output = tmp_path / "a model.yaml", tmp_path / "plan.json"
+def test_plans_that_are_not_compiled_are_printed_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A limit that is too short, then a compiler that is not installed."""
+    file, output = tmp_path / "model.yaml", tmp_path / "plan.json"
     file.write_text(config_to_yaml(small(parallel={"fsdp": 1})))
-    given = ["--config", str(file), "--cluster", "h100:1x2", "--fix", "pipe=1", "--avoid", "offload", "--top", "1"]
-    assert main([*given, "--out", str(output)]) == 0
-    last = capsys.readouterr().out.strip().splitlines()[-1]
-    assert last.startswith("Check it against the compiled program: python -m jaxpar.plan ")
-    words = shlex.split(last.partition(": ")[2])
-    assert words[:3] == ["python", "-m", "jaxpar.plan"]
-    own = _parser().parse_args([*given, "--verify"])
-    assert vars(_parser().parse_args(words[3:])) == vars(own)
+    arguments = ["--config", str(file), "--cluster", "h100:1x2", "--top", "2", "--out", str(output)]
+    monkeypatch.setattr(planning, "DEFAULT_CACHE", tmp_path / "cache")
+    assert main([*arguments, "--timeout", "0.01"]) == 0
+    out, err = capsys.readouterr()
+    assert (
+        "Not compiled (1, 2 in the table): compiling for h100:1x2 took longer than 0.0" in out
+        and "Compiling plan 1 of 2" in err
+    )
+    alone = output.read_text()
+    monkeypatch.setattr(wheels, "_version", lambda name: None)
+    assert main([*arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert all("which is not installed" in one["predicted"]["unverified"] for one in json.loads(out)) and not err
+    assert main([*arguments, "--no-verify", "--json"]) == 0
+    assert not any("unverified" in one["predicted"] for one in json.loads(capsys.readouterr().out))
+    assert output.read_text() == alone
 
 
 @pytest.mark.long
@@ -127,7 +140,7 @@ def test_the_best_two_are_compiled_and_ranked_by_their_programs(
     file, output = tmp_path / "small.yaml", tmp_path / "plan.json"
     file.write_text(config_to_yaml(small(model={"layers": 2}, parallel={"fsdp": 1}, attention={"backend": "xla"})))
     arguments = ["--config", file, "--cluster", "h100:1x4", "--top", "2", "--fix", "pipe=2", "--fix", "schedule=1f1b"]
-    assert main([*map(str, arguments), "--verify", "--out", str(output), "--json"]) == 0
+    assert main([*map(str, arguments), "--out", str(output), "--json"]) == 0
     files = json.loads(capsys.readouterr().out)
     found = [file["predicted"] for file in files]
     assert len(found) == 2
@@ -146,3 +159,10 @@ def test_what_places_are_worth_stays_the_same_share(plans: list[Planned]):
     after = judged(placed, GIB, True, {"matmul": 2 * placed.candidate.seconds}).planned
     assert after.candidate.seconds > 1.01 * placed.candidate.seconds
     assert after.default_seconds == pytest.approx(1.25 * after.candidate.seconds)
+
+
+def test_measured_runs_change_compiled_times_as_they_change_predicted_ones(plans: list[Planned]):
+    spread = PUBLISHED.measured([0.2, 0.2])
+    kinds = {"matmul": 1.0}
+    before, after = (judged(one, GIB, True, kinds).planned.candidate.seconds for one in (plans[0], plans[0].on(spread)))
+    assert after == pytest.approx(spread.factor * before) and spread.factor > 1.1

@@ -62,19 +62,11 @@ ON_GPU: Annotated[Sizes, SIZES] = Sizes(
     copies=256 * MIB, messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
 )  # fmt: skip
 """The sizes that are measured on GPUs."""
-ON_GPU_QUICK: Annotated[Sizes, SIZES] = replace(
-    ON_GPU, sequences=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02
-)
-"""The same with --quick."""
 ON_CPU: Annotated[Sizes, SIZES] = Sizes(
     sequences=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=4 * MIB,
     messages=(16 * KIB, 256 * KIB, 4 * MIB), loop_s=0.02,
 )  # fmt: skip
 """The sizes that are measured on CPUs."""
-ON_CPU_QUICK: Annotated[Sizes, SIZES] = replace(
-    ON_CPU, sequences=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01
-)
-"""The same with --quick."""
 
 DEFAULT_ON_GPU = Config(
     run=RunConfig(name="llama3-8b"),
@@ -103,8 +95,6 @@ class Calibration:
     """`key=value` for the configuration."""
     devices: int = 8
     """Virtual devices of a CPU."""
-    quick: bool = False
-    """Measure fewer sizes."""
     sizes: Sizes | None = None
     """Sizes to measure; None for the defaults of the device."""
 
@@ -135,15 +125,8 @@ class Calibration:
             return with_overrides(usual, self.overrides)
         return load_config(self.config, self.overrides)
 
-    def _sizes(self, gpu: GPU | None) -> Sizes:
-        if self.sizes is not None:
-            return self.sizes
-        if gpu is None:
-            return ON_CPU_QUICK if self.quick else ON_CPU
-        return ON_GPU_QUICK if self.quick else ON_GPU
-
     def _measured(self, config: Config, devices: list[Any], gpu: GPU | None) -> Profile:
-        sizes, device = self._sizes(gpu), jax.local_devices()[0]
+        sizes, device = self.sizes or (ON_CPU if gpu is None else ON_GPU), jax.local_devices()[0]
         watch = Stopwatch(sizes.loop_s)
         watch.measure_launch()
         shapes = compute.matmuls_of(config, cluster_at_hand(devices), sizes.sequences, sizes.tensor)

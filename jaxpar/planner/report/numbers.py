@@ -6,8 +6,11 @@ import ast
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, get_type_hints
 
@@ -16,13 +19,21 @@ import jaxpar.cost
 import jaxpar.hardware
 import jaxpar.planner
 import jaxpar.trace
+from jaxpar.config.spelling import named
 from jaxpar.cost.hardware_model import HardwareModel, described
+from jaxpar.cost.layout import Layout
+from jaxpar.cost.tables import Asked
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.sources import Source
 from jaxpar.pages.units import count, plain, seconds
+from jaxpar.planner.memo import Memo
+from jaxpar.planner.profile import Profile
+from jaxpar.planner.search.heterogeneous import StepTimer
 
 PACKAGES = (jaxpar.cost, jaxpar.hardware, jaxpar.compiler, jaxpar.planner, jaxpar.trace)
 """Packages whose numbers have a source."""
+KINDS = {"matmul": "matmul shapes", "attention forward": "attention kernels", "attention backward": "attention kernels"}
+"""Names of what tables are of; the others are of messages."""
 
 
 class Number(NamedTuple):
@@ -87,3 +98,25 @@ def source_lines(constants: list[Number], *kinds: str) -> list[str]:
         for one in constants
         if one.source.kind == kind
     ]
+
+
+def table_lookups(timer: StepTimer, layout: Layout) -> set[Asked]:
+    """All times that tables were asked for while the step of a layout was timed."""
+    reached = timer.reached(timer.cluster)
+    tables = reached.measured.recording()
+    replace(timer, hardware=replace(reached, measured=tables), _known=Memo()).step(layout)
+    assert tables.asked is not None, "it records"
+    return tables.asked
+
+
+def measured_words(file: Path, profile: Profile, asked: Iterable[Asked]) -> str:
+    """Words for the times that are measured, of those that were asked for; the others are by fitted shares."""
+    by_kind: defaultdict[str, list[bool]] = defaultdict(list)
+    for one in sorted(asked):
+        by_kind[KINDS.get(one.table.what, "messages")].append(one.measured)
+    counts = [f"{sum(timed)} of {len(timed)} {kind}" for kind, timed in by_kind.items()]
+    others = ("memory_share" in profile.model, "memory bandwidth"), ("host_bandwidth" in profile.links, "host copies")
+    counts += [name for there, name in others if there]
+    return (
+        f"Measured, and by fitted shares where nothing near was ({named(file)}: {profile.title}): {', '.join(counts)}"
+    )

@@ -238,7 +238,7 @@ def stages(planned: Planned, timer: StepTimer) -> list[str]:
     if layout.pipe == 1:
         return [f"no pipeline: all GPUs wait for the slowest ones ({cluster.gpu.name}) and the slowest network"]
     lines = list(map(str, planned.stages))
-    if layout.stage_layers is not None:  # predicted alike, without the changes by `--verify` and by placement
+    if layout.stage_layers is not None:  # predicted alike, without the changes by verification and by placement
         uneven, equal = (timer.step(one).seconds for one in (layout, replace(layout, stage_layers=None)))
         longer = percent(equal / uneven - 1)
         lines.append(f"lengths follow the speed of the GPUs: equal stages would take {longer} more time")

@@ -23,7 +23,7 @@ from jaxpar.planner.calibration.compute import matmuls_of
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.profile import Profile, read_profile
-from jaxpar.planner.report.measured import table_lookups
+from jaxpar.planner.report.numbers import table_lookups
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.launch.loading import ROOT

@@ -23,13 +23,14 @@ from jaxpar.pages.units import GIGA
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.report.explain import print_explanation
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.search.search import Candidate, Search
+from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import update_of
+from jaxpar.planner.verified import reason_against
 from jaxpar.train import main as train
-from tests.planner.spaces import choices, model_of
+from tests.planner.spaces import everything, model_of
 from tests.sentences import refused
 
 LAYERS = 24
@@ -107,14 +108,7 @@ def test_the_search_finds_what_timing_every_layout_finds(words: int):
     config = model_of(model={"layers": 4, "activation": "gelu", "vocab": words}, data={"batch_size": 8})
     space = Space(config, cluster_of(2.0, gpus=2), {"context": "1", "offload": "none"})
     search = Search(space, limit=2**30)
-    found: list[Candidate] = []
-    for group in space.groups():
-        for choice in choices(space, group):
-            even = search.activations(group, choice)
-            uneven = search.timer.lengths(even.layout("none"))
-            planners = [even, *([search.activations(group, choice._replace(stage_layers=uneven))] if uneven else [])]
-            found += [Candidate(o.layout, search.timer.step(o.layout), o.memory) for k in planners for o in k.options()]
-    wanted = sorted(found, key=lambda one: one.seconds)[:40]
+    wanted = everything(search)[:40]
     first_found = list(islice(search.by_time(), 40))
     assert [one.seconds for one in first_found] == pytest.approx([one.seconds for one in wanted], rel=1e-9)
     assert any(one.layout.stage_layers for one in first_found) is (words == 8192)
@@ -128,6 +122,11 @@ def devices_of(order: str) -> list[Any]:
         for host, letter in enumerate(order)
         for own in range(2)
     ]
+
+
+def test_stages_on_gpus_of_two_kinds_are_not_verified():
+    """A compiled program would be timed for the slower kind in all stages."""
+    assert "one kind of GPU, and mixed has 2" in reason_against(cluster_of(2.0), CONFIG.islands)
 
 
 def test_auto_takes_gpus_of_one_kind():

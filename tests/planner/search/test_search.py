@@ -20,11 +20,10 @@ from jaxpar.planner.planning import planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.report.text import host_words
 from jaxpar.planner.search.asked import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided, parse_fixed
-from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.settings import as_remat, of_all_names, plan_on
 from jaxpar.planner.stage_work import layout_of
-from tests.planner.spaces import choices, model_of, search_of
+from tests.planner.spaces import choices, everything, model_of, search_of
 from tests.sentences import refused
 
 FEW = {"model": {"activation": "gelu", "layers": 4}, "data": {"batch_size": 8}}
@@ -54,16 +53,6 @@ SPACES = {
     "tight, and activations on the host": search_of(DEEP, "h100:1x2", limit=int(3.2 * GIB), microbatch=4),
     "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
 }
-
-
-def everything(search: Search) -> list[Candidate]:
-    """All layouts that fit, timed one by one, by time."""
-    found = []
-    for group in search.space.groups():
-        for choice in choices(search.space, group):
-            for kept in search.activations(group, choice).options():
-                found.append(Candidate(kept.layout, search.timer.step(kept.layout), kept.memory))
-    return sorted(found, key=lambda one: one.seconds)
 
 
 @pytest.mark.parametrize("name", SPACES)
