@@ -181,11 +181,13 @@ def test_a_record_is_of_the_text_of_a_kernel_and_of_what_it_shares(tmp_path: Pat
     assert len(set(found)) == 4
 
 
-def _recorded(monkeypatch: pytest.MonkeyPatch, speeds: dict[str, dict[str, float]]) -> None:
-    """Let there be records of these kernels of attention, with these speeds."""
+def _recorded(
+    monkeypatch: pytest.MonkeyPatch, speeds: dict[str, dict[str, float]], request: Request = HOPPER
+) -> None:
+    """Let there be records of these kernels of attention, with these speeds, on the GPU of a request."""
     made = [
         verified.Record(
-            name := f"attention/{short}", "NVIDIA H200", 132, "", tuple(toolchain.versions().items()),
+            name := f"attention/{short}", request.gpu, request.processors or 0, "", tuple(toolchain.versions().items()),
             verified.digest(name), tuple(found.items()),
         )
         for short, found in speeds.items()
@@ -207,6 +209,16 @@ def test_of_two_verified_forms_for_hopper_the_faster_one_is_preferred_unless_bit
     assert "its gradients are the same bits in every run only with" in REGISTRY.choose("auto", HOPPER).reason
     with refused("'mosaic'", "same bits", error=Unsupported):
         flash_attention(*arrays(), causal=True, deterministic=True, implementation="mosaic", interpret=True)
+
+
+@pytest.mark.parametrize("mask", [Mask(segmented=True), Mask(window=512), Mask()], ids=str)
+def test_on_blackwell_triton_has_what_cudnn_refuses(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = {"compute_capability": 10.0, "gpu": "NVIDIA B200", "processors": 148, "runs": True, "compares": True}
+    blackwell = replace(HOPPER, **of, mask=mask)
+    _recorded(monkeypatch, {"triton": {}}, blackwell)
+    assert REGISTRY.choose("auto", blackwell).name == "cudnn"
+    for change in ({"full_rows": False}, {"lse": True}, {"softcap": 30.0}, {"deterministic": True}):
+        assert REGISTRY.choose("auto", replace(blackwell, **change)).name == "triton"
 
 
 def test_auto_prefers_the_recorded_speed_for_such_a_mask_and_width(monkeypatch: pytest.MonkeyPatch) -> None:
