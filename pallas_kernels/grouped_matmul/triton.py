@@ -17,15 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import target
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
-from pallas_kernels.grouped_matmul.request import Request
 from pallas_kernels.pallas import pl
 from pallas_kernels.pallas import triton as plgpu
 from pallas_kernels.varying import vary_alike
 
-__all__ = ["TILES", "Tile", "of_weights", "refusal", "times_weights"]
+__all__ = ["TILES", "Tile", "of_weights", "times_weights"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,6 @@ INTERPRETED = Tile(32, 32, 16, warps=4, stages=1)
 
 SECTION = 8
 """Tiles of rows that are gone through together, column by column, so that what they read stays in L2."""
-
-
-def refusal(request: Request) -> str | None:
-    """None if the kernels support the request, otherwise the reason."""
-    return refused_by_gpu(request) or request.exceeds_indices()
 
 
 def times_weights(

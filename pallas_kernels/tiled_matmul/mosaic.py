@@ -32,7 +32,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise, zero
-from pallas_kernels.choice import HOPPER, INDEXED, refused_by_gpu
+from pallas_kernels.choice import HOPPER, refused_by_gpu
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work, run
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN
@@ -54,13 +54,11 @@ def refusal(request: Request) -> str | None:
     dtypes = ("bfloat16", "float32") if dense else ("bfloat16",)
     if (reason := refused_by_gpu(request, only=(HOPPER,), dtypes=dtypes)) is not None:
         return reason
-    m, n, k, groups = request.m, request.n, request.k, request.groups or 1
+    m, n, k = request.m, request.n, request.k
     cut, fits = ("tiles", True) if dense or request.of == "weights" else ("squares", request.squares)
     if n % TILE or k % STEP or (dense and m % TILE) or request.tile != STEP or not fits:
         sides = "sides" if dense else "sides of matrices"
         return f"{sides} are multiples of {TILE}, cut into {cut} of {STEP}, not {request}"
-    if max(m * max(k, n), groups * n * k) >= INDEXED:
-        return f"its arrays have at most 2^31 - 1 elements, which {request} exceeds"
     return None
 
 

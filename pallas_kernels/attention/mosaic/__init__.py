@@ -45,8 +45,6 @@ def refusal(request: Request) -> str | None:
         return f"its heads have a width of {listed}, not {request.width}/{request.value_width}"
     if request.scale is not None and request.scale <= 0.0:
         return f"it needs a scale of the scores above 0, not {request.scale:g}"
-    if request.elements > 2**31 - 1:
-        return f"its arrays have at most 2^31 - 1 elements, not {request.elements:,}"
     cut = request.mask.kind != "full"  # a window and documents cut blocks by the same comparisons as causality
     return miscompiles_causal() if cut and request.platform == "gpu" else None
 

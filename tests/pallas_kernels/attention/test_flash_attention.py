@@ -181,9 +181,7 @@ def test_a_record_is_of_the_text_of_a_kernel_and_of_what_it_shares(tmp_path: Pat
     assert len(set(found)) == 4
 
 
-def _recorded(
-    monkeypatch: pytest.MonkeyPatch, speeds: dict[str, dict[str, float]], request: Request = HOPPER
-) -> None:
+def _recorded(monkeypatch: pytest.MonkeyPatch, speeds: dict[str, dict[str, float]], request: Request = HOPPER) -> None:
     """Let there be records of these kernels of attention, with these speeds, on the GPU of a request."""
     made = [
         verified.Record(
