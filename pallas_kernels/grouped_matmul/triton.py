@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.device import target
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
-from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import call_triton, pl
 from pallas_kernels.pallas import triton as plgpu
 from pallas_kernels.varying import vary_alike
 
@@ -96,25 +96,10 @@ def _tile(of: str, interpret: bool) -> Tile:
     return next(tile for (least, what), tile in TILES.items() if what == of and capability >= least)
 
 
-def _call(
-    kernel: Any,
-    name: str,
-    programs: int,
-    tile: Tile,
-    shape: tuple[int, ...],
-    operands: tuple[Any, ...],
-    interpret: bool,
-) -> Any:
-    operands = vary_alike(operands)
-    dtype, varying = operands[0].dtype, jax.typeof(operands[0]).manual_axis_type
-    return pl.pallas_call(
-        kernel,
-        grid=(programs,),
-        out_shape=jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying),
-        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-        interpret=interpret,
-        name=f"grouped_matmul_{name}",
-    )(*operands)
+def _call(kernel: Any, name: str, programs: int, tile: Tile, shape: tuple, operands: tuple, interpret: bool) -> Any:
+    operands, name = vary_alike(operands), f"grouped_matmul_{name}"
+    [out] = call_triton(kernel, name, (programs,), tile, ((shape, operands[0].dtype),), operands, interpret)
+    return out
 
 
 @dataclass(frozen=True)

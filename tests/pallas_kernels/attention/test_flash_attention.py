@@ -242,20 +242,6 @@ def test_the_records_in_the_repository_are_of_implementations_that_exist() -> No
     assert of_attention <= names
 
 
-def test_no_mask_is_made_dense_for_cudnn() -> None:
-    reason = REGISTRY.choose("auto", replace(HOPPER, mask=Mask(segmented=True))).rejected["cudnn"]
-    assert "packed layout" in reason and "not known of this request" in reason
-    assert "log-sum-exp" in REGISTRY.choose("auto", replace(HOPPER, lse=True)).rejected["cudnn"]
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_a_scale_that_is_not_above_0_is_not_left_to_cudnn(scale: float) -> None:
-    sentence = f"a scale of the scores above 0 alone, not {scale:g}"
-    assert sentence in REGISTRY.choose("auto", replace(HOPPER, scale=scale)).rejected["cudnn"]
-    with refused("query", f"scale {scale:g}: cudnn: ", sentence, error=Unsupported):
-        REGISTRY.choose("cudnn", replace(HOPPER, scale=scale))
-
-
 def test_one_line_of_the_log_states_what_ran_and_why(caplog: pytest.LogCaptureFixture) -> None:
     q, k, v = arrays(queries=3)
     with caplog.at_level(logging.INFO, "pallas_kernels"):
