@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from pallas_kernels.device import target
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
@@ -55,13 +55,8 @@ SECTION = 8
 
 
 def times_weights(
-    rows: Float[Array, "m k"],
-    weights: Float[Array, "groups k n"],
-    sizes: Int[Array, " groups"],
-    *,
-    transposed: bool,
-    interpret: bool = False,
-) -> Float[Array, "m n"]:
+    rows: jax.Array, weights: jax.Array, sizes: jax.Array, *, transposed: bool, interpret: bool = False
+) -> jax.Array:
     """Like `reference.times_weights`."""
     (m, k), n, tile = rows.shape, weights.shape[1 if transposed else 2], _tile("rows", interpret)
     work = _work(sizes, m, k, tile)
@@ -75,9 +70,7 @@ def _work(sizes: Int[Array, " groups"], m: int, k: int, tile: Tile) -> tuple[jax
     return blocks.group, blocks.start, blocks.high, steps
 
 
-def of_weights(
-    rows: Float[Array, "m k"], d_out: Float[Array, "m n"], sizes: Int[Array, " groups"], *, interpret: bool = False
-) -> Float[Array, "groups k n"]:
+def of_weights(rows: jax.Array, d_out: jax.Array, sizes: jax.Array, *, interpret: bool = False) -> jax.Array:
     """Like `reference.of_weights`."""
     (m, k), groups, n = rows.shape, sizes.shape[0], d_out.shape[1]
     tile = _tile("weights", interpret)

@@ -27,7 +27,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
@@ -63,15 +62,9 @@ def refusal(request: Request) -> str | None:
 
 
 def tiled_matmul(
-    left: Shaped[Array, "m k"],
-    left_scales: Float[Array, "m tiles"],
-    right: Shaped[Array, "*groups n k"],
-    right_scales: Float[Array, "*groups row_tiles tiles"],
-    sizes: Int[Array, " groups"] | None,
-    dtype: Any,
-    *,
-    interpret: bool = False,
-) -> Float[Array, "m n"]:
+    left: jax.Array, left_scales: jax.Array, right: jax.Array, right_scales: jax.Array, sizes: jax.Array | None,
+    dtype: Any, *, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
     """Like `api.tiled_matmul`."""
     (m, k), n, name = left.shape, right.shape[-2], "tiled_matmul_of_rows"
     if sizes is None:  # one group, of whole tiles
@@ -93,15 +86,9 @@ def tiled_matmul(
 
 
 def of_weights(
-    rows: Shaped[Array, "m k"],
-    row_scales: Float[Array, "tiles k"],
-    d_out: Shaped[Array, "m n"],
-    d_out_scales: Float[Array, "tiles n"],
-    sizes: Int[Array, " groups"],
-    dtype: Any,
-    *,
-    interpret: bool = False,
-) -> Float[Array, "groups k n"]:
+    rows: jax.Array, row_scales: jax.Array, d_out: jax.Array, d_out_scales: jax.Array, sizes: jax.Array,
+    dtype: Any, *, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
     """Like `api.tiled_weight_gradients`."""
     order, start, end = longest_first(sizes, rows.shape[0])
     work = Work(order, start, jnp.zeros_like(start), end - start, (end - start) // STEP)

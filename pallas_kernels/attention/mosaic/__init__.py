@@ -11,9 +11,8 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from pallas_kernels.attention.derivative import ForwardBackward
+from pallas_kernels.attention.derivative import ForwardBackward, Gradients, OutputAndLse
 from pallas_kernels.attention.mosaic import matmuls
 from pallas_kernels.attention.mosaic.backward_by_keys import key_gradients
 from pallas_kernels.attention.mosaic.backward_by_queries import query_gradients
@@ -51,14 +50,9 @@ def refusal(request: Request) -> str | None:
 
 
 def forward(
-    settings: Settings,
-    q: Float[Array, "batch queries heads width"],
-    k: Float[Array, "batch keys kv_heads width"],
-    v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: MaskInputs,
-    *,
-    tiles: Tiles | None = None,
-) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs,
+    *, tiles: Tiles | None = None,
+) -> OutputAndLse:  # fmt: skip
     """Output and float32 log-sum-exp over these keys, like `attention_forward` of the reference.
 
     `tiles` are those of the table where none are given.
@@ -74,22 +68,9 @@ def forward(
 
 
 def backward(
-    settings: Settings,
-    q: Float[Array, "batch queries heads width"],
-    k: Float[Array, "batch keys kv_heads width"],
-    v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: MaskInputs,
-    lse: Float[Array, "batch queries heads"],
-    delta: Float[Array, "batch queries heads"],
-    d_out: Float[Array, "batch queries heads value_width"],
-    *,
-    deterministic: bool = False,
-    tiles: Tiles | None = None,
-) -> tuple[
-    Float[Array, "batch queries heads width"],
-    Float[Array, "batch keys kv_heads width"],
-    Float[Array, "batch keys kv_heads value_width"],
-]:
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs,
+    lse: jax.Array, delta: jax.Array, d_out: jax.Array, *, deterministic: bool = False, tiles: Tiles | None = None,
+) -> Gradients:  # fmt: skip
     """The contribution of these keys to the gradients of q, k and v, like `attention_backward` of the reference.
 
     In one kernel where there are tiles for it, which adds up the gradient of q in an order of chance; with

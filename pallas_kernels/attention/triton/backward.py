@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
 
+from pallas_kernels.attention.derivative import Gradients
 from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, products, scores, softcap_slope
 from pallas_kernels.attention.triton.lists import Visited, Visits, per_key_block, per_query_block
@@ -25,20 +25,9 @@ from pallas_kernels.pallas import triton as plgpu
 
 
 def backward(
-    settings: Settings,
-    q: Float[Array, "batch queries heads width"],
-    k: Float[Array, "batch keys kv_heads width"],
-    v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: MaskInputs,
-    lse: Float[Array, "batch queries heads"],
-    delta: Float[Array, "batch queries heads"],
-    d_out: Float[Array, "batch queries heads value_width"],
-    tiles: Tiles | None = None,
-) -> tuple[
-    Float[Array, "batch queries heads width"],
-    Float[Array, "batch keys kv_heads width"],
-    Float[Array, "batch keys kv_heads value_width"],
-]:
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs,
+    lse: jax.Array, delta: jax.Array, d_out: jax.Array, tiles: Tiles | None = None,
+) -> Gradients:  # fmt: skip
     """Gradients of q, k and v in the dtype that `settings.results` names; see `ForwardBackward`."""
     tiles = tiles or tiles_of(settings, q, v)
     d_out = d_out.astype(q.dtype)
