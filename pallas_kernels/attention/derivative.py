@@ -25,7 +25,7 @@ CHECKPOINT_NAMES = ("attention_output", "attention_lse")
 type OutputAndLse = tuple[jax.Array, jax.Array]
 """Output [batch, queries, heads, value_width], and float32 log-sum-exp [batch, queries, heads]."""
 type Gradients = tuple[jax.Array, jax.Array, jax.Array]
-"""Of q [batch, queries, heads, width], k [batch, keys, kv_heads, width] and v [batch, keys, kv_heads, value_width]."""
+"""Gradients of q [batch, queries, heads, width], k [batch, keys, kv_heads, width] and v, as wide as values."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the attention kernels share: arrays, static arguments, and the launch."""
+"""The arrays, static arguments and launch that attention's kernels share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Arrays(NamedTuple):
     """[batch, rows, padded_keys], by `key_tokens`."""
     visits: Visits
     results: tuple[Any, ...] = ()
-    """What a kernel writes."""
+    """The arrays that a kernel writes."""
 
 
 class Options(NamedTuple):
