@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -14,10 +15,6 @@ UNVERIFIED = "it has not been verified on such a device"
 FIRST = "the first in order of preference that supports this"
 
 _LOG = logging.getLogger("pallas_kernels")
-
-
-INDEXED = 2**31
-"""Elements of an array that indices of kernels reach."""
 
 
 class Unsupported(ValueError):
@@ -41,7 +38,7 @@ def clauses(refused: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(ABC):
     """A request for an operation on one device: everything on which the choice of an implementation may depend."""
 
     platform: str
@@ -54,6 +51,11 @@ class Request:
     """Name of the GPU, as `jax.Device.device_kind` has it."""
     processors: int | None = None
     """Streaming multiprocessors of the GPU."""
+
+    @property
+    @abstractmethod
+    def elements(self) -> int:
+        """Number of elements of the largest array."""
 
     @property
     def device_text(self) -> str:
@@ -196,7 +198,8 @@ _NAMES = {HOPPER: "Hopper", BLACKWELL: "Blackwell"}
 def refused_by_gpu(
     request: Request, *, only: tuple[float, ...] = (), dtypes: tuple[str, ...] = ("bfloat16", "float16")
 ) -> str | None:
-    """Why kernels for tensor cores do not run where a request is from, or not in its dtype; None where they do.
+    """Why kernels for tensor cores do not run where a request is from, in its dtype, or with 32-bit offsets; None where
+    they do.
 
     `only` are the compute capabilities of kernels that use what only these have; others run on Ampere and later.
     """
@@ -210,4 +213,6 @@ def refused_by_gpu(
         return f"it needs compute capability 8.0 (Ampere), and the GPU has {capability or 'none'}"
     if request.dtype not in dtypes:
         return f"it computes in {' or '.join(dtypes)}, not {request.dtype}"
+    if request.elements >= 2**31:
+        return f"its arrays have at most 2^31 - 1 elements, not {request.elements:,}"
     return None

@@ -63,17 +63,15 @@ def _linear(journal: Journal) -> None:
 
 
 def _check_tiled(journal: Journal) -> None:
-    from benchmarks.gpu import grouped_tiled, tiled
+    from benchmarks.gpu import tiled
 
     tiled.check(journal)
-    grouped_tiled.check(journal)
 
 
 def _tiled(journal: Journal) -> None:
-    from benchmarks.gpu import grouped_tiled, tiled
+    from benchmarks.gpu import tiled
 
     tiled.measure(journal)
-    grouped_tiled.measure(journal)
 
 
 def _step(journal: Journal) -> None:

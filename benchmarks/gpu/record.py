@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import grouped_tiled, linear_attention, tiled
+from benchmarks.gpu import linear_attention, tiled
 from benchmarks.gpu.attention_cases import timed
 from jaxpar.config.strict_json import json_text
 from pallas_kernels.verified import OF_XLA, digest, user_file
@@ -35,8 +35,7 @@ _NAMES = lambda cases: frozenset(case.name for case in cases)
 BESIDE = {
     "grouped_matmul/mosaic": Beside("grouped", "mosaic"),
     "grouped_matmul/triton": Beside("grouped", "triton"),
-    tiled.KERNEL: Beside("tiled", "mosaic", cases=_NAMES(tiled.TIMED)),
-    grouped_tiled.KERNEL: Beside("tiled", "mosaic", cases=_NAMES(grouped_tiled.TIMED)),
+    **{kernel: Beside("tiled", "mosaic", cases=_NAMES(cases)) for kernel, cases in tiled.TIMED.items()},
     linear_attention.KERNEL: Beside("linear_attention", "mosaic"),
 }
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.generate.turns import table as generated
-from benchmarks.gpu import jax_attention
+from benchmarks.gpu import bounds, jax_attention
+from benchmarks.gpu.bounds import B200, H100
 from benchmarks.gpu.targets import DENSE_MASK, JUDGED, OURS
 from jaxpar.pages.units import GIGA, MILLI, percent, seconds, size
-from pallas_kernels import bounds
-from pallas_kernels.bounds import B200, H100
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -24,6 +24,8 @@ CHECKPOINT_NAMES = ("attention_output", "attention_lse")
 
 type OutputAndLse = tuple[jax.Array, jax.Array]
 """Output [batch, queries, heads, value_width], and float32 log-sum-exp [batch, queries, heads]."""
+type Gradients = tuple[jax.Array, jax.Array, jax.Array]
+"""Gradients of q [batch, queries, heads, width], k [batch, keys, kv_heads, width] and v, as wide as values."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class ForwardBackward:
     """
 
     forward: Callable[..., OutputAndLse]
-    backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+    backward: Callable[..., Gradients]
 
     def attend(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs) -> OutputAndLse:
         """Attention whose output (in q's dtype) and log-sum-exp are both differentiable."""

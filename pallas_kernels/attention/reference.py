@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.blocks import Blocks, loop
-from pallas_kernels.attention.derivative import ForwardBackward
+from pallas_kernels.attention.derivative import ForwardBackward, Gradients, OutputAndLse
 from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.attention.work import visiting
 from pallas_kernels.masks import Mask, allowed, visited_blocks
@@ -86,7 +86,7 @@ def attention_forward(
     k: Float[Array, "batch keys kv_heads width"],
     v: Float[Array, "batch keys kv_heads value_width"],
     tokens: MaskInputs,
-) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
+) -> OutputAndLse:
     """Output and log-sum-exp, both float32; see `ForwardBackward`."""
     cut = _Cut.of(settings, q, k)
 
@@ -120,11 +120,7 @@ def attention_backward(
     lse: Float[Array, "batch queries heads"],
     delta: Float[Array, "batch queries heads"],
     d_out: Float[Array, "batch queries heads value_width"],
-) -> tuple[
-    Float[Array, "batch queries heads width"],
-    Float[Array, "batch keys kv_heads width"],
-    Float[Array, "batch keys kv_heads value_width"],
-]:
+) -> Gradients:
     """Gradients of q, k and v, in float32; see `ForwardBackward`."""
     cut = _Cut.of(settings, q, k)
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)  # makes the probabilities of such a row exp(-inf) = 0

@@ -12,7 +12,7 @@ from pallas_kernels.attention import cudnn, mosaic, packed_room, reference, trit
 from pallas_kernels.attention.derivative import ForwardBackward
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import MaskInputs, Settings
-from pallas_kernels.choice import Registry
+from pallas_kernels.choice import BLACKWELL, Registry
 from pallas_kernels.verified import SOURCES, record_of
 
 
@@ -61,15 +61,16 @@ class _Ranked(Registry[Implementation]):
 
     def ranked(self, request: Request) -> tuple[tuple[str, ...], str]:
         """Published numbers put cuDNN level with or ahead of every open kernel where a mask is dense, on Hopper and
-        Ampere (see docs/kernels.md); where a window or documents empty most blocks, ours skip them. Of our two forms
-        for Hopper the one with fewer matmuls is preferred; its bits vary, and a request for the same bits in every run
-        excludes it. Where speeds were recorded on this GPU for such masks and heads, they decide between those that
-        have one.
+        Ampere (see docs/kernels.md); where a window or documents empty most blocks, ours skip them. On Blackwell ours
+        is `triton` alone, behind cuDNN under any mask. Of our two forms for Hopper the one with fewer matmuls is
+        preferred; its bits vary, and a request for the same bits in every run excludes it. Where speeds were recorded
+        on this GPU for such masks and heads, they decide between those that have one.
         """
         ours = ("mosaic", "mosaic_deterministic", "triton")
         order, why = (*ours, "cudnn", "xla"), "it skips the blocks that windows and documents empty"
-        if request.dense:
-            order, why = ("cudnn", *ours, "xla"), "cuDNN is ahead or level where the mask is dense"
+        if request.dense or (request.compute_capability or 0.0) >= BLACKWELL:
+            order = ("cudnn", *ours, "xla")
+            why = "cuDNN is ahead or level where the mask is dense" if request.dense else "cuDNN is ahead on Blackwell"
         speeds = {name: speed for name in order if (speed := self.recorded_speed(name, request)) is not None}
         if len(speeds) < 2:
             return order, why

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pallas_kernels import choice
-from pallas_kernels.choice import Registry
+from pallas_kernels.choice import Registry, refused_by_gpu
 from pallas_kernels.grouped_matmul import mosaic, reference, triton
 from pallas_kernels.grouped_matmul.request import Request
 
@@ -27,7 +27,7 @@ REGISTRY = Registry(
     "a grouped matmul",
     (
         Implementation("mosaic", mosaic.refusal, mosaic.times_weights, mosaic.of_weights, recorded=True),
-        Implementation("triton", triton.refusal, triton.times_weights, triton.of_weights, recorded=True),
+        Implementation("triton", refused_by_gpu, triton.times_weights, triton.of_weights, recorded=True),
         Implementation("xla", lambda request: None, reference.times_weights, reference.of_weights),
     ),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pallas_kernels import choice
-from pallas_kernels.choice import INDEXED
 
 
 @dataclass(frozen=True)
@@ -17,11 +16,9 @@ class Request(choice.Request):
     k: int
     n: int
 
-    def exceeds_indices(self) -> str | None:
-        """None if the kernels' indices reach all elements of the arrays, otherwise the reason."""
-        if max(self.m * max(self.k, self.n), self.groups * self.k * self.n) >= INDEXED:
-            return f"its arrays have at most 2^31 - 1 elements, which {self.m:,} rows or the weights exceed"
-        return None
+    @property
+    def elements(self) -> int:
+        return max(self.m * max(self.k, self.n), self.groups * self.k * self.n)
 
     def __str__(self) -> str:
         return f"{self.m} x {self.k} by {self.groups} x {self.k} x {self.n} in {self.dtype} on {self.device_text}"

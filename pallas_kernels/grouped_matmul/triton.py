@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import target
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
-from pallas_kernels.grouped_matmul.request import Request
-from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import call_triton, pl
 from pallas_kernels.pallas import triton as plgpu
 from pallas_kernels.varying import vary_alike
 
-__all__ = ["TILES", "Tile", "of_weights", "refusal", "times_weights"]
+__all__ = ["TILES", "Tile", "of_weights", "times_weights"]
 
 
 @dataclass(frozen=True)
@@ -56,19 +54,9 @@ SECTION = 8
 """Tiles of rows that are gone through together, column by column, so that what they read stays in L2."""
 
 
-def refusal(request: Request) -> str | None:
-    """None if the kernels support the request, otherwise the reason."""
-    return refused_by_gpu(request) or request.exceeds_indices()
-
-
 def times_weights(
-    rows: Float[Array, "m k"],
-    weights: Float[Array, "groups k n"],
-    sizes: Int[Array, " groups"],
-    *,
-    transposed: bool,
-    interpret: bool = False,
-) -> Float[Array, "m n"]:
+    rows: jax.Array, weights: jax.Array, sizes: jax.Array, *, transposed: bool, interpret: bool = False
+) -> jax.Array:
     """Like `reference.times_weights`."""
     (m, k), n, tile = rows.shape, weights.shape[1 if transposed else 2], _tile("rows", interpret)
     work = _work(sizes, m, k, tile)
@@ -82,9 +70,7 @@ def _work(sizes: Int[Array, " groups"], m: int, k: int, tile: Tile) -> tuple[jax
     return blocks.group, blocks.start, blocks.high, steps
 
 
-def of_weights(
-    rows: Float[Array, "m k"], d_out: Float[Array, "m n"], sizes: Int[Array, " groups"], *, interpret: bool = False
-) -> Float[Array, "groups k n"]:
+def of_weights(rows: jax.Array, d_out: jax.Array, sizes: jax.Array, *, interpret: bool = False) -> jax.Array:
     """Like `reference.of_weights`."""
     (m, k), groups, n = rows.shape, sizes.shape[0], d_out.shape[1]
     tile = _tile("weights", interpret)
@@ -103,25 +89,10 @@ def _tile(of: str, interpret: bool) -> Tile:
     return next(tile for (least, what), tile in TILES.items() if what == of and capability >= least)
 
 
-def _call(
-    kernel: Any,
-    name: str,
-    programs: int,
-    tile: Tile,
-    shape: tuple[int, ...],
-    operands: tuple[Any, ...],
-    interpret: bool,
-) -> Any:
-    operands = vary_alike(operands)
-    dtype, varying = operands[0].dtype, jax.typeof(operands[0]).manual_axis_type
-    return pl.pallas_call(
-        kernel,
-        grid=(programs,),
-        out_shape=jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying),
-        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
-        interpret=interpret,
-        name=f"grouped_matmul_{name}",
-    )(*operands)
+def _call(kernel: Any, name: str, programs: int, tile: Tile, shape: tuple, operands: tuple, interpret: bool) -> Any:
+    operands, name = vary_alike(operands), f"grouped_matmul_{name}"
+    [out] = call_triton(kernel, name, (programs,), tile, ((shape, operands[0].dtype),), operands, interpret)
+    return out
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pallas_kernels import choice
-from pallas_kernels.choice import INDEXED
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,10 @@ class Request(choice.Request):
     delta: bool
     """Whether the delta rule corrects values."""
 
-    def exceeds_indices(self) -> str | None:
-        """None if the kernels' indices reach all elements of the arrays, otherwise the reason."""
+    @property
+    def elements(self) -> int:
         widest = max(self.size * max(self.key, self.value, self.size), self.key * self.value)
-        if self.chunks * self.heads * widest >= INDEXED:
-            return f"its arrays have at most 2^31 - 1 elements, which {self.chunks * self.heads:,} chunks exceed"
-        return None
+        return self.chunks * self.heads * widest
 
     def __str__(self) -> str:
         rule = " by the delta rule" if self.delta else ""

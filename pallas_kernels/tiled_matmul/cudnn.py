@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.choice import NEEDS_GPU
 from pallas_kernels.tiled_matmul.request import Request
@@ -37,13 +36,8 @@ def refusal(request: Request) -> str | None:
 
 
 def tiled_matmul(
-    left: Shaped[Array, "m k"],
-    left_scales: Float[Array, "m tiles"],
-    right: Shaped[Array, "n k"],
-    right_scales: Float[Array, "n tiles"],
-    sizes: None,
-    dtype: Any,
-) -> Float[Array, "m n"]:
+    left: jax.Array, left_scales: jax.Array, right: jax.Array, right_scales: jax.Array, sizes: None, dtype: Any
+) -> jax.Array:
     """Like `api.tiled_matmul`."""
     assert sizes is None, "groups are refused"
     powers = [scales.astype(jnp.float8_e8m0fnu)[None] for scales in (left_scales, right_scales)]

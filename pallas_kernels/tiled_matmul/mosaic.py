@@ -27,12 +27,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise, zero
-from pallas_kernels.choice import HOPPER, INDEXED, refused_by_gpu
+from pallas_kernels.choice import HOPPER, refused_by_gpu
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work, run
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN
@@ -54,26 +53,18 @@ def refusal(request: Request) -> str | None:
     dtypes = ("bfloat16", "float32") if dense else ("bfloat16",)
     if (reason := refused_by_gpu(request, only=(HOPPER,), dtypes=dtypes)) is not None:
         return reason
-    m, n, k, groups = request.m, request.n, request.k, request.groups or 1
+    m, n, k = request.m, request.n, request.k
     cut, fits = ("tiles", True) if dense or request.of == "weights" else ("squares", request.squares)
     if n % TILE or k % STEP or (dense and m % TILE) or request.tile != STEP or not fits:
         sides = "sides" if dense else "sides of matrices"
         return f"{sides} are multiples of {TILE}, cut into {cut} of {STEP}, not {request}"
-    if max(m * max(k, n), groups * n * k) >= INDEXED:
-        return f"its arrays have at most 2^31 - 1 elements, which {request} exceeds"
     return None
 
 
 def tiled_matmul(
-    left: Shaped[Array, "m k"],
-    left_scales: Float[Array, "m tiles"],
-    right: Shaped[Array, "*groups n k"],
-    right_scales: Float[Array, "*groups row_tiles tiles"],
-    sizes: Int[Array, " groups"] | None,
-    dtype: Any,
-    *,
-    interpret: bool = False,
-) -> Float[Array, "m n"]:
+    left: jax.Array, left_scales: jax.Array, right: jax.Array, right_scales: jax.Array, sizes: jax.Array | None,
+    dtype: Any, *, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
     """Like `api.tiled_matmul`."""
     (m, k), n, name = left.shape, right.shape[-2], "tiled_matmul_of_rows"
     if sizes is None:  # one group, of whole tiles
@@ -95,15 +86,9 @@ def tiled_matmul(
 
 
 def of_weights(
-    rows: Shaped[Array, "m k"],
-    row_scales: Float[Array, "tiles k"],
-    d_out: Shaped[Array, "m n"],
-    d_out_scales: Float[Array, "tiles n"],
-    sizes: Int[Array, " groups"],
-    dtype: Any,
-    *,
-    interpret: bool = False,
-) -> Float[Array, "groups k n"]:
+    rows: jax.Array, row_scales: jax.Array, d_out: jax.Array, d_out_scales: jax.Array, sizes: jax.Array,
+    dtype: Any, *, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
     """Like `api.tiled_weight_gradients`."""
     order, start, end = longest_first(sizes, rows.shape[0])
     work = Work(order, start, jnp.zeros_like(start), end - start, (end - start) // STEP)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.device import target
 from pallas_kernels.grouped_matmul import registry as grouped
@@ -27,14 +27,9 @@ def numbers(
 
 
 def tiled_matmul(
-    left: Shaped[Array, "m k"],
-    left_scales: Float[Array, "m tiles"],
-    right: Shaped[Array, "*groups n k"],
-    right_scales: Float[Array, "*groups row_tiles tiles"],
-    sizes: Int[Array, " groups"] | None,
-    dtype: Any,
-    numbers_by: str,
-) -> Float[Array, "m n"]:
+    left: jax.Array, left_scales: jax.Array, right: jax.Array, right_scales: jax.Array, sizes: jax.Array | None,
+    dtype: Any, numbers_by: str,
+) -> jax.Array:  # fmt: skip
     """Like `api.tiled_matmul`."""
     rows, matrices = numbers(left, left_scales), numbers(right, right_scales)
     if sizes is None:
@@ -46,14 +41,9 @@ def tiled_matmul(
 
 
 def of_weights(
-    rows: Shaped[Array, "m k"],
-    row_scales: Float[Array, "tiles k"],
-    d_out: Shaped[Array, "m n"],
-    d_out_scales: Float[Array, "tiles n"],
-    sizes: Int[Array, " groups"],
-    dtype: Any,
-    numbers_by: str,
-) -> Float[Array, "groups k n"]:
+    rows: jax.Array, row_scales: jax.Array, d_out: jax.Array, d_out_scales: jax.Array, sizes: jax.Array,
+    dtype: Any, numbers_by: str,
+) -> jax.Array:  # fmt: skip
     """Like `api.tiled_weight_gradients`."""
     left, right = numbers(rows, row_scales).astype(dtype), numbers(d_out, d_out_scales).astype(dtype)
     matrices = jax.ShapeDtypeStruct((sizes.shape[0], left.shape[1], right.shape[1]), dtype)

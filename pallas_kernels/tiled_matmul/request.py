@@ -30,6 +30,10 @@ class Request(choice.Request):
     of: Literal["rows", "weights"] = "rows"
     """Kind of result: the rows of all groups, or a matrix for each group."""
 
+    @property
+    def elements(self) -> int:
+        return max(self.m * max(self.k, self.n), (self.groups or 1) * self.n * self.k)
+
     def __str__(self) -> str:
         groups = "" if self.groups is None else f"{self.groups} groups of "
         of = "" if self.of == "rows" else "matrices from "

@@ -14,6 +14,10 @@ from tests.sentences import refused
 class Sort(Request):
     rows: int
 
+    @property
+    def elements(self) -> int:
+        return self.rows
+
     def __str__(self) -> str:
         return f"{self.rows} rows in {self.dtype} on {self.device_text}"
 

@@ -58,15 +58,16 @@ REFUSED: dict[str, tuple[Registry[Any], AnyRequest, list[tuple[dict[str, Any], s
         ({"queries": 2**18, "keys": 2**18}, "fewer than 4"),
         ({"queries": 2**22, "keys": 2**22}, "32-bit"),
         ({"softcap": 30.0}, "soft-cap"),
+        *(({"scale": scale}, f"a scale of the scores above 0 alone, not {scale:g}") for scale in (0.0, -0.5)),
     ]),
     "mosaic grouped": (GROUPED, ROWS, [
         CPU, FLOAT32,
         *(({"compute_capability": old}, f"9.0 (Hopper) or 10.0 (Blackwell), and the GPU has {old}")
           for old in (8.0, 12.0)),
         ({"k": 2056}, "multiples of 64, not 2056 x 1408"),
-        ({"m": 2**22}, "2^31 - 1 elements, which 4,194,304"),
+        ({"m": 2**22}, COUNTED),
     ]),
-    "triton grouped": (GROUPED, ROWS, [CPU, TURING, FLOAT32, ({"m": 2**22}, "2^31 - 1 elements, which 4,194,304")]),
+    "triton grouped": (GROUPED, ROWS, [CPU, TURING, FLOAT32, ({"m": 2**22}, COUNTED)]),
     "mosaic linear": (LINEAR, CHUNKS, [
         CPU, AMPERE, NOT_FLOAT32,
         ({"key": 96}, "64, 128, 192 or 256 dims, not 96"),

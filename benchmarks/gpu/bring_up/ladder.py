@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, grouped, grouped_tiled, linear_attention, tiled
+from benchmarks.gpu import attention, grouped, linear_attention, tiled
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
 from pallas_kernels.attention.registry import REGISTRY
@@ -126,41 +126,41 @@ def _grouped(name: str) -> Kernel:
 
 def _tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case]]:
     if dry:
-        return {RUNGS[0]: tiled.DRY}
+        return {RUNGS[0]: tiled.DRY[tiled.DENSE]}
     wave = 128 * max(1, processors // 2)  # two tiles of columns
     return {
         "one tile": [
             tiled.Case("one tile", 128, 128, 128),
             tiled.Case("one tile of two pieces", 128, 256, 128),
-            tiled.Case("two pieces, float32", 128, 256, 1024, False, "float32"),
+            tiled.Case("two pieces, float32", 128, 256, 1024, squares=False, dtype="float32"),
         ],
         "one wave": [tiled.Case("one wave", wave, 512, 1024)],
         "three tiles a processor": [tiled.Case("three waves", 3 * wave, 512, 1024, squares=False)],
-        "the grid": tiled.CHECKED,
+        "the grid": tiled.CHECKED[tiled.DENSE],
     }
 
 
-def _grouped_tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped_tiled.Case]]:
+def _grouped_tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case]]:
     if dry:
-        return {RUNGS[0]: grouped_tiled.DRY}
+        return {RUNGS[0]: tiled.DRY[tiled.GROUPED]}
     wave = 128 * max(1, processors // 2)  # two tiles of columns
     side = 128 * max(1, processors // 4)  # of matrices whose gradients are a wave: two groups, two tiles of columns
     return {
         "one tile": [
-            grouped_tiled.Case("one tile", (128,), 128, 128),
-            grouped_tiled.Case("some of a tile of two pieces", (77,), 256, 1024, room=20),
-            grouped_tiled.Case("one tile of gradients", (128,), 128, 128, of="weights"),
-            grouped_tiled.Case("a long tile of gradients", (1000,), 256, 128, of="weights"),
+            tiled.Case("one tile", (128,), 128, 128),
+            tiled.Case("some of a tile of two pieces", (77,), 256, 1024, room=20),
+            tiled.Case("one tile of gradients", (128,), 128, 128, of="weights"),
+            tiled.Case("a long tile of gradients", (1000,), 256, 128, of="weights"),
         ],
         "one wave": [
-            grouped_tiled.Case("one wave", (wave // 2, wave // 2), 512, 1024),
-            grouped_tiled.Case("one wave of gradients", (300, 500), 512, side, of="weights"),
+            tiled.Case("one wave", (wave // 2, wave // 2), 512, 1024),
+            tiled.Case("one wave of gradients", (300, 500), 512, side, of="weights"),
         ],
         "three tiles a processor": [
-            grouped_tiled.Case("three waves", (wave, 0, 2 * wave - 100, 300), 512, 1024, room=50),
-            grouped_tiled.Case("three waves of gradients", (300, 1000, 0, 77, 700, 1), 512, side, of="weights"),
+            tiled.Case("three waves", (wave, 0, 2 * wave - 100, 300), 512, 1024, room=50),
+            tiled.Case("three waves of gradients", (300, 1000, 0, 77, 700, 1), 512, side, of="weights"),
         ],
-        "the grid": grouped_tiled.CHECKED,
+        "the grid": tiled.CHECKED[tiled.GROUPED],
     }
 
 
@@ -185,14 +185,14 @@ def _repeat_linear(case: linear_attention.Case, dry: bool) -> Run:
     return (lambda: run(*arrays)), case.results
 
 
-def _repeat_grouped_tiled(case: grouped_tiled.Case, dry: bool) -> Run:
-    run, arrays = grouped_tiled.program(case, "mosaic", dry), case.arrays()
-    return (lambda: run(*arrays)), grouped_tiled.RESULTS
-
-
 def _repeat_tiled(case: tiled.Case, dry: bool) -> Run:
     run, arrays = tiled.program(case, "mosaic", dry), case.arrays()
     return (lambda: run(*arrays)), tiled.RESULTS
+
+
+def _tiled(kernel: str, cases: Callable[[int, bool], Mapping[str, Sequence[tiled.Case]]]) -> Kernel:
+    label, check = lambda case: case.name, _each(tiled.check_case)
+    return Kernel(kernel, ("tiled_matmul_",), cases, label, check, _repeat_tiled, sort=lambda case: case.of)
 
 
 KERNELS = (
@@ -200,18 +200,8 @@ KERNELS = (
     _attention("mosaic_deterministic", "attention_key_gradients", "attention_query_gradients"),
     _attention("triton", "attention_dq", "attention_dkv"),
     *map(_grouped, grouped.KERNELS),
-    Kernel(
-        tiled.KERNEL, ("tiled_matmul_",), _tiled_cases, lambda case: case.name, _each(tiled.check_case), _repeat_tiled
-    ),
-    Kernel(
-        grouped_tiled.KERNEL,
-        ("tiled_matmul_",),
-        _grouped_tiled_cases,
-        lambda case: case.name,
-        _each(grouped_tiled.check_case),
-        _repeat_grouped_tiled,
-        sort=lambda case: case.of,
-    ),
+    _tiled(tiled.DENSE, _tiled_cases),
+    _tiled(tiled.GROUPED, _grouped_tiled_cases),
     Kernel(
         linear_attention.KERNEL,
         ("linear_attention_",),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import batched
 from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, grouped, grouped_tiled, linear_attention, tiled
+from benchmarks.gpu import attention, grouped, linear_attention, tiled
 from benchmarks.gpu.bring_up import sanitizer
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, differing
 from benchmarks.gpu.journal import Journal
@@ -145,8 +146,8 @@ STAGES = (
     _climbs([one for one in KERNELS if one not in _OF_ATTENTION]),
     (
         Step("speeds of grouped matmuls", _measure(grouped.measure)),
-        Step("speeds of matmuls of FP8 tiles", _measure(tiled.measure)),
-        Step("speeds of grouped matmuls of FP8 tiles", _measure(grouped_tiled.measure)),
+        Step("speeds of matmuls of FP8 tiles", _measure(partial(tiled.measure, kernels=(tiled.DENSE,)))),
+        Step("speeds of grouped matmuls of FP8 tiles", _measure(partial(tiled.measure, kernels=(tiled.GROUPED,)))),
         Step("speeds of linear attention", _measure(linear_attention.measure)),
     ),
     tuple(

@@ -16,9 +16,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.mosaic.bounds import Limits, Visits
+from pallas_kernels.attention.mosaic.kernel import Arrays, Kernel, Options
 from pallas_kernels.attention.mosaic.loading import load_by_keys
 from pallas_kernels.attention.mosaic.matmuls import Add, product, products
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
@@ -32,11 +31,8 @@ from pallas_kernels.attention.mosaic.schedule import (
     block_rows,
     blocks_of,
     for_each_block,
-    launch,
-    specialise,
     zero,
 )
-from pallas_kernels.attention.mosaic.scores import Scores
 from pallas_kernels.pallas import mosaic_gpu as plgpu
 
 
@@ -53,56 +49,23 @@ class KeyGradientTiles:
     that the mask does not cut, whose limits need no registers."""
 
 
-def key_gradients(
-    q: Float[Array, "batch queries heads width"],
-    k: Float[Array, "batch keys kv_heads width"],
-    v: Float[Array, "batch keys kv_heads value_width"],
-    d_out: Float[Array, "batch queries heads value_width"],
-    statistics: Float[Array, "batch heads 2 padded_queries"],
-    queries: Int[Array, "batch rows padded_queries"],
-    keys: Int[Array, "batch key_rows padded_keys"],
-    visits: Visits,
-    *,
-    limits: Limits,
-    scores: Scores,
-    tiles: KeyGradientTiles,
-    matmuls: Any,
-    programs: int,
-    wanted: str = "kv",
-    interpret: Any = None,
-) -> dict[str, jax.Array]:
+def key_gradients(arrays: Arrays, tiles: KeyGradientTiles, options: Options, wanted: str) -> dict[str, jax.Array]:
     """The gradients whose letters are in `wanted`, in float32; those of keys and values also of the padding of keys."""
-    batch, _, heads, width = q.shape
-    kv_heads, value_width, padded = k.shape[2], v.shape[3], keys.shape[2]
-    head_bytes = heads // kv_heads * q.shape[1] * (width + value_width) * q.dtype.itemsize
+    (batch, queries, heads, width), kv_heads = arrays.q.shape, arrays.k.shape[2]
+    value_width, padded = arrays.v.shape[3], arrays.keys.shape[2]
+    limits, scores, matmuls, programs, interpret = options
+    group, dtype = heads // kv_heads, arrays.q.dtype
+    head_bytes = group * queries * (width + value_width) * dtype.itemsize
     schedule = Schedule.of(padded // TILE, batch, kv_heads, head_bytes, 1, programs)
     widths = {letter: wide for letter, wide in (("k", width), ("v", value_width)) if letter in wanted}
-    parts = QueryGradientParts(width, tiles.queries, scores.scale, matmuls)
-    fused = parts if "q" in wanted else None
-    body = _KeyGradients(schedule, heads // kv_heads, tiles, limits, scores, matmuls, fused, widths, width, q.dtype)
+    fused = QueryGradientParts(width, tiles.queries, scores.scale, matmuls) if "q" in wanted else None
+    body = _KeyGradients(schedule, group, tiles, limits, scores, matmuls, width, dtype, fused, widths)
     results = [jax.ShapeDtypeStruct((batch, padded, kv_heads, wide), jnp.float32) for wide in widths.values()]
     # Zeros that no other call shares: XLA would make them once, and copy them for each.
-    zero, d_out = lax.optimization_barrier((jnp.float32(0), d_out))
-    inputs = (q, k, v, d_out, statistics, queries, keys, *visits)
-    sums = [jax.new_ref(fused.zeros(zero, batch, queries.shape[2], heads))] if fused else []
-    memory, name = body.memory(value_width), "attention_key_gradients"
-    outputs = launch(body, (*inputs, *sums), results, memory, schedule, name, interpret)
+    zero, d_out = lax.optimization_barrier((jnp.float32(0), arrays.d_out))
+    sums = [jax.new_ref(fused.zeros(zero, batch, arrays.queries.shape[2], heads))] if fused else []
+    outputs = body.launch(arrays._replace(d_out=d_out), results, "key_gradients", interpret, *sums)
     return dict(zip(widths, outputs, strict=True)) | ({"q": fused.joined(jax.freeze(sums[0]))} if fused else {})
-
-
-class _Arrays(NamedTuple):
-    """In global memory."""
-
-    q: Any
-    k: Any
-    v: Any
-    d_out: Any
-    statistics: Any
-    queries: Any
-    keys: Any
-    visits: Visits
-    d: dict[str, Any]
-    """The gradients that are wanted."""
 
 
 class _Memory(NamedTuple):
@@ -131,21 +94,14 @@ class _Position(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _KeyGradients:
+class _KeyGradients(Kernel):
     """The kernel for gradients of keys and values."""
 
-    schedule: Schedule
-    group: int
     tiles: KeyGradientTiles
-    limits: Limits
-    scores: Scores
-    matmuls: Any
     fused: QueryGradientParts | None
     """The parts of the queries' gradient, if this kernel computes it too."""
     widths: dict[str, int]
     """Widths of the requested gradients, by letter: `k`, `v`."""
-    width: int
-    dtype: Any
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -153,7 +109,6 @@ class _KeyGradients:
         return ROWS, self.tiles.queries
 
     def memory(self, value_width: int) -> _Memory:
-        """The types of its shared memory."""
         block, stages, width, dtype = self.tiles.queries, self.tiles.stages, self.width, self.dtype
         of_query, of_key = ((2, jnp.float32), (self.limits.query_rows, jnp.int32)), (self.limits.key_rows, jnp.int32)
         readers, like = CONSUMERS if self.fused else 1, block if block < ROWS else None
@@ -165,18 +120,10 @@ class _KeyGradients:
             fused=self.fused.memory(dtype) if self.fused else None,
         )
 
-    def __call__(
-        self, q: Any, k: Any, v: Any, d_out: Any, statistics: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory
-    ) -> None:
-        letters = (*(("q",) if self.fused else ()), *self.widths)
-        d = dict(zip(letters, refs[3:], strict=True))
-        arrays = _Arrays(q, k, v, d_out, statistics, queries, keys, Visits(*refs[:3]), d)
-        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
-
-    def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+    def produce(self, arrays: Arrays, memory: _Memory) -> None:
         load_by_keys(self.schedule, arrays, memory, group=self.group, block=self.tiles.queries)
 
-    def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
+    def consume(self, arrays: Arrays, memory: _Memory, warpgroup: Any) -> None:
         memory.queries.release_all()
         memory.d_out.release_all()
         self.release_keys(memory, warpgroup)
@@ -193,7 +140,7 @@ class _KeyGradients:
             memory.keys.release(warpgroup)
 
     def differentiate(
-        self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, kv_head: Any, done: Any
+        self, arrays: Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, kv_head: Any, done: Any
     ) -> Any:
         """Compute this consumer's half of a tile, over all query heads of its KV head."""
         blocks = blocks_of(arrays.visits, row, tile)
@@ -209,13 +156,13 @@ class _KeyGradients:
         zeros = {name: full((ROWS, wide), 0.0) for name, wide in self.widths.items()}
         done, sums = lax.fori_loop(0, self.group, per_head, (done, zeros))
         self.release_keys(memory, warpgroup)
-        for name, total in sums.items():
+        for result, (name, total) in zip(arrays.results[1 if self.fused else 0 :], sums.items(), strict=True):
             scaled = total * self.scores.scale if name == "k" else total
-            arrays.d[name][row, self.schedule.rows_of(tile, warpgroup), kv_head] = scaled
+            result[row, self.schedule.rows_of(tile, warpgroup), kv_head] = scaled
         return done
 
     def step(
-        self, arrays: _Arrays, memory: _Memory, at: _Position, index: Any, sums: dict[str, jax.Array], *, masked: bool
+        self, arrays: Arrays, memory: _Memory, at: _Position, index: Any, sums: dict[str, jax.Array], *, masked: bool
     ) -> dict[str, jax.Array]:
         """A block of queries: probabilities, the gradient of the scores, and what they make of dO, Q and K.
 
@@ -258,7 +205,7 @@ class _KeyGradients:
             if self.fused is not None and memory.fused is not None:
                 start = block_rows(arrays.visits, at.row, at.tile, index, self.tiles.queries).start
                 memory.fused.wait()
-                target = self.fused.target(arrays.d["q"], at.row, at.head, start)
+                target = self.fused.target(arrays.results[0], at.row, at.head, start)
                 self.fused.add(memory.fused, step, at.warpgroup, memory.keys.memory[0], target)
 
         operands = () if memory.scratch is None else [memory.scratch.at[n, at.warpgroup] for n in range(len(letters))]

@@ -12,25 +12,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from pallas_kernels.attention.mosaic.bounds import Limits, Visits
+from pallas_kernels.attention.mosaic.kernel import Arrays, Kernel, Options
 from pallas_kernels.attention.mosaic.loading import load_by_queries
 from pallas_kernels.attention.mosaic.matmuls import product, products
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
-from pallas_kernels.attention.mosaic.schedule import (
-    CONSUMERS,
-    ROWS,
-    TILE,
-    Schedule,
-    blocks_of,
-    for_each_block,
-    launch,
-    specialise,
-    zero,
-)
-from pallas_kernels.attention.mosaic.scores import Scores
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, blocks_of, for_each_block, zero
 
 
 @dataclass(frozen=True)
@@ -44,45 +33,13 @@ class QueryGradientTiles:
 
 
 def query_gradients(
-    q: Float[Array, "batch queries heads width"],
-    k: Float[Array, "batch keys kv_heads width"],
-    v: Float[Array, "batch keys kv_heads value_width"],
-    d_out: Float[Array, "batch queries heads value_width"],
-    statistics: Float[Array, "batch heads 2 padded_queries"],
-    queries: Int[Array, "batch rows padded_queries"],
-    keys: Int[Array, "batch key_rows padded_keys"],
-    visits: Visits,
-    *,
-    limits: Limits,
-    scores: Scores,
-    tiles: QueryGradientTiles,
-    matmuls: Any,
-    programs: int,
-    interpret: Any = None,
+    arrays: Arrays, tiles: QueryGradientTiles, options: Options
 ) -> Float[Array, "batch padded_queries heads width"]:
-    """The gradient in float32, also of the padding of queries. `statistics` is what `scores.statistics` gives."""
-    batch, _, heads, width = q.shape
-    group, value_width, dtype, padded = heads // k.shape[2], v.shape[3], q.dtype, queries.shape[2]
-    head_bytes = k.shape[1] * (width + value_width) * dtype.itemsize
-    schedule = Schedule.of(padded // TILE, batch, heads, head_bytes, group, programs)
-    body = _QueryGradients(schedule, group, tiles, limits, scores, matmuls, width, dtype)
-    result = jax.ShapeDtypeStruct((batch, padded, heads, width), jnp.float32)
-    inputs = (q, k, v, d_out, statistics, queries, keys, *visits)
-    return launch(body, inputs, result, body.memory(value_width), schedule, "attention_query_gradients", interpret)
-
-
-class _Arrays(NamedTuple):
-    """Arrays in global memory."""
-
-    q: Any
-    k: Any
-    v: Any
-    d_out: Any
-    statistics: Any
-    queries: Any
-    keys: Any
-    visits: Visits
-    dq: Any
+    """The gradient in float32, also of the padding of queries."""
+    batch, _, heads, width = arrays.q.shape
+    body = _QueryGradients.by_queries(arrays, tiles, options)
+    result = jax.ShapeDtypeStruct((batch, arrays.queries.shape[2], heads, width), jnp.float32)
+    return body.launch(arrays, result, "query_gradients", options.interpret)
 
 
 class _Memory(NamedTuple):
@@ -109,20 +66,12 @@ class _Tile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _QueryGradients:
+class _QueryGradients(Kernel):
     """The kernel for gradients of queries."""
 
-    schedule: Schedule
-    group: int
     tiles: QueryGradientTiles
-    limits: Limits
-    scores: Scores
-    matmuls: Any
-    width: int
-    dtype: Any
 
     def memory(self, value_width: int) -> _Memory:
-        """The types of its shared memory."""
         block, stages, width, dtype = self.tiles.keys, self.tiles.stages, self.width, self.dtype
         of_query = (2, jnp.float32), (self.limits.query_rows, jnp.int32)
         return _Memory(
@@ -132,13 +81,7 @@ class _QueryGradients:
             scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
         )
 
-    def __call__(
-        self, q: Any, k: Any, v: Any, d_out: Any, statistics: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory
-    ) -> None:
-        arrays = _Arrays(q, k, v, d_out, statistics, queries, keys, Visits(*refs[:3]), *refs[3:])
-        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
-
-    def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+    def produce(self, arrays: Arrays, memory: _Memory) -> None:
         load_by_queries(
             self.schedule, arrays, memory, group=self.group, block=self.tiles.keys,
             of_queries=lambda row, head, rows: (
@@ -147,7 +90,7 @@ class _QueryGradients:
             ),
         )  # fmt: skip
 
-    def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
+    def consume(self, arrays: Arrays, memory: _Memory, warpgroup: Any) -> None:
         memory.keys.release_all()
         memory.values.release_all()
         memory.queries.release(warpgroup)
@@ -155,7 +98,7 @@ class _QueryGradients:
         self.schedule.for_each_tile(arrays.visits.order, differentiate, jnp.int32(0))
 
     def differentiate(
-        self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any
+        self, arrays: Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any
     ) -> Any:
         """Compute this consumer's half of a tile."""
         full_blocks, visited = blocks_of(arrays.visits, row, tile)
@@ -165,7 +108,7 @@ class _QueryGradients:
         at = _Tile(warpgroup, done, of_query, *(row_values(statistics.at[i]) for i in range(2)))
         dq = for_each_block((full_blocks, visited), partial(self.step, memory, at), full((ROWS, self.width), 0.0))
         memory.queries.release(warpgroup)
-        arrays.dq[row, self.schedule.rows_of(tile, warpgroup), head] = dq * self.scores.scale
+        arrays.results[0][row, self.schedule.rows_of(tile, warpgroup), head] = dq * self.scores.scale
         return done + visited
 
     def step(self, memory: _Memory, at: _Tile, index: Any, dq: jax.Array, *, masked: bool) -> jax.Array:

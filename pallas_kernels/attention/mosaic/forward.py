@@ -14,26 +14,16 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from pallas_kernels.attention.mosaic.bounds import Limits, Visits
+from pallas_kernels.attention.mosaic.kernel import Arrays, Kernel, Options
 from pallas_kernels.attention.mosaic.loading import load_by_queries
 from pallas_kernels.attention.mosaic.matmuls import product
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.overlapped import first_turn, last_turn, overlapped_blocks
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
-from pallas_kernels.attention.mosaic.schedule import (
-    CONSUMERS,
-    ROWS,
-    TILE,
-    Schedule,
-    blocks_of,
-    for_each_block,
-    launch,
-    specialise,
-    zero,
-)
-from pallas_kernels.attention.mosaic.scores import LOG2_E, Scores
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, blocks_of, for_each_block, zero
+from pallas_kernels.attention.mosaic.scores import LOG2_E
 from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.pallas import pl
 
@@ -54,49 +44,20 @@ class ForwardTiles:
 
 
 def forward_kernel(
-    q: Float[Array, "batch queries heads width"],
-    k: Float[Array, "batch keys kv_heads width"],
-    v: Float[Array, "batch keys kv_heads value_width"],
-    queries: Int[Array, "batch rows padded_queries"],
-    keys: Int[Array, "batch key_rows padded_keys"],
-    visits: Visits,
-    *,
-    limits: Limits,
-    scores: Scores,
-    tiles: ForwardTiles,
-    matmuls: Any,
-    programs: int,
-    exact: bool = False,
-    interpret: Any = None,
+    arrays: Arrays, tiles: ForwardTiles, options: Options, *, exact: bool
 ) -> tuple[Float[Array, "batch some_queries heads value_width"], Float[Array, "batch heads padded_queries"]]:
     """Output, and log-sum-exp in float32, the latter also of the padding of queries.
 
     The output leaves by TMA in q's dtype; with `exact` from the registers in float32, then with the padding too.
     """
-    batch, length, heads, width = q.shape
-    group, value_width, dtype, padded = heads // k.shape[2], v.shape[3], q.dtype, queries.shape[2]
-    head_bytes = k.shape[1] * (width + value_width) * dtype.itemsize
-    schedule = Schedule.of(padded // TILE, batch, heads, head_bytes, group, programs)
-    body = _Forward(schedule, group, tiles, limits, scores, matmuls, exact, dtype)
+    (batch, length, heads, _), padded = arrays.q.shape, arrays.queries.shape[2]
+    body = _Forward.by_queries(arrays, tiles, options, exact=exact)
+    rows, dtype = (padded, jnp.float32) if exact else (length, body.dtype)
     results = (
-        jax.ShapeDtypeStruct((batch, padded if exact else length, heads, value_width), jnp.float32 if exact else dtype),
+        jax.ShapeDtypeStruct((batch, rows, heads, arrays.v.shape[3]), dtype),
         jax.ShapeDtypeStruct((batch, heads, padded), jnp.float32),
     )
-    inputs = (q, k, v, queries, keys, *visits)
-    return launch(body, inputs, results, body.memory(width, value_width), schedule, "attention_forward", interpret)
-
-
-class _Arrays(NamedTuple):
-    """Arrays in global memory."""
-
-    q: Any
-    k: Any
-    v: Any
-    queries: Any
-    keys: Any
-    visits: Visits
-    out: Any
-    lse: Any
+    return body.launch(arrays, results, "forward", options.interpret)
 
 
 class _Memory(NamedTuple):
@@ -126,26 +87,19 @@ class _Tile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Forward:
+class _Forward(Kernel):
     """The forward kernel."""
 
-    schedule: Schedule
-    group: int
     tiles: ForwardTiles
-    limits: Limits
-    scores: Scores
-    matmuls: Any
     exact: bool
-    dtype: Any
 
     @property
     def overlapped(self) -> bool:
         """Whether two products are in flight."""
         return self.tiles.overlapped != "none"
 
-    def memory(self, width: int, value_width: int) -> _Memory:
-        """The types of its shared memory."""
-        block, stages, dtype = self.tiles.keys, self.tiles.stages, self.dtype
+    def memory(self, value_width: int) -> _Memory:
+        block, stages, width, dtype = self.tiles.keys, self.tiles.stages, self.width, self.dtype
         separate_output = self.tiles.separate_output and not self.exact
         return _Memory(
             queries=Loaded.of(CONSUMERS, 1, ROWS, (width,), dtype, (self.limits.query_rows, jnp.int32)),
@@ -157,18 +111,13 @@ class _Forward:
             turn=plgpu.Barrier(num_barriers=CONSUMERS) if self.overlapped else plgpu.Barrier(num_arrivals=CONSUMERS),
         )
 
-    def __call__(self, q: Any, k: Any, v: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory) -> None:
-        arrays = _Arrays(q, k, v, queries, keys, Visits(*refs[:3]), *refs[3:])
-        consume, produce = partial(self.consume, arrays, memory), partial(self.produce, arrays, memory)
-        specialise(consume, produce)
-
-    def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+    def produce(self, arrays: Arrays, memory: _Memory) -> None:
         load_by_queries(
             self.schedule, arrays, memory, group=self.group, block=self.tiles.keys,
             of_queries=lambda row, head, rows: (arrays.q.at[row, rows, head], arrays.queries.at[row, :, rows]),
         )  # fmt: skip
 
-    def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
+    def consume(self, arrays: Arrays, memory: _Memory, warpgroup: Any) -> None:
         memory.keys.release_all()
         memory.values.release_all()
         memory.queries.release(warpgroup)
@@ -180,9 +129,7 @@ class _Forward:
             last_turn(memory.turn, warpgroup)
         plgpu.wait_smem_to_gmem(0)
 
-    def attend(
-        self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any
-    ) -> Any:
+    def attend(self, arrays: Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any) -> Any:
         """Compute this consumer's part of a tile."""
         full_blocks, visited = blocks_of(arrays.visits, row, tile)
         memory.queries.wait(warpgroup)
@@ -241,25 +188,25 @@ class _Forward:
         return jnp.exp2(s * exponent - across(base, s.shape)), decay, new_peak
 
     def write(
-        self, arrays: _Arrays, memory: _Memory, warpgroup: Any, where: tuple, out: Any, peak: Any, total: Any
+        self, arrays: Arrays, memory: _Memory, warpgroup: Any, where: tuple, out: Any, peak: Any, total: Any
     ) -> None:
         """Output and log-sum-exp of this consumer's part of a tile; `where` is row, rows and head."""
-        (row, rows, head), (q, _) = where, memory.queries.at(warpgroup)
+        (row, rows, head), (q, _), (out_ref, lse_ref) = where, memory.queries.at(warpgroup), arrays.results
         out_tile = memory.out.at[warpgroup] if memory.out is not None else q
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         some = total > 0.0
         inverse = jnp.where(some, 1.0 / total, 0.0)
         out = out * across(inverse, out.shape)
         if self.exact:
-            arrays.out[row, rows, head] = out
+            out_ref[row, rows, head] = out
         else:
             out_tile[...] = out.astype(self.dtype)
         lse = peak * (self.scores.exponent / LOG2_E) + jnp.log(total)
         memory.lse.at[warpgroup][...] = jnp.where(some, lse, -jnp.inf)
         plgpu.commit_smem()
         if not self.exact:
-            plgpu.copy_smem_to_gmem(out_tile, arrays.out.at[row, rows, head])
-        plgpu.copy_smem_to_gmem(memory.lse.at[warpgroup], arrays.lse.at[row, head, rows])
+            plgpu.copy_smem_to_gmem(out_tile, out_ref.at[row, rows, head])
+        plgpu.copy_smem_to_gmem(memory.lse.at[warpgroup], lse_ref.at[row, head, rows])
         if not self.tiles.separate_output:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 

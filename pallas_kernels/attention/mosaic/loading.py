@@ -1,6 +1,6 @@
 """The loads of attention's producers: the operands of each tile, then the blocks of the other side that it visits.
 
-`arrays` are the operands in global memory and `memory` the buffers in shared memory, each a NamedTuple of one kernel.
+`memory` are the buffers in shared memory, each a NamedTuple of one kernel.
 `load_by_queries` reads `arrays.k`, `v`, `keys` (their limits) and `visits`, and fills `memory.queries`, `keys` and
 `values`; `load_by_keys` also reads `arrays.q`, `queries` (their limits), `d_out` and `statistics`, and fills
 `memory.keys`, `queries` and `d_out`.
@@ -14,12 +14,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.attention.mosaic.kernel import Arrays
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, Schedule, block_rows, blocks_of
 
 
 def load_by_queries(
     schedule: Schedule,
-    arrays: Any,
+    arrays: Arrays,
     memory: Any,
     *,
     group: int,
@@ -50,7 +51,7 @@ def load_by_queries(
         loaded.drain()
 
 
-def load_by_keys(schedule: Schedule, arrays: Any, memory: Any, *, group: int, block: int) -> None:
+def load_by_keys(schedule: Schedule, arrays: Arrays, memory: Any, *, group: int, block: int) -> None:
     """The producer of the kernel whose tiles are keys: a half for each consumer, then the blocks of queries of all
     `group` heads."""
 

@@ -88,31 +88,6 @@ def specialise(consume: Callable[[Any], None], produce: Callable[[], None]) -> N
         produce()
 
 
-def launch(
-    kernel: Callable[..., None],
-    inputs: tuple[Any, ...],
-    results: Any,
-    memory: Any,
-    schedule: Schedule,
-    name: str,
-    interpret: Any,
-) -> Any:
-    """Run `kernel(*inputs, *results, memory=memory)` on references, in the warpgroups of every program."""
-    run = plgpu.kernel(
-        kernel,
-        out_type=results,
-        scratch_types={"memory": memory},
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        grid=(schedule.programs,),
-        grid_names=("program",),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        kernel_name=name,
-        interpret=interpret,
-    )
-    return run(*inputs)
-
-
 def for_each_block(lengths: tuple[Any, Any], step: Callable[..., Any], carry: Any) -> Any:
     """Run `carry = step(index, carry, masked=...)` for the blocks of a tile: those that are whole, then the others."""
     full, visited = lengths

@@ -18,9 +18,6 @@ __all__ = ["KERNELS", "backward", "forward", "refusal"]
 
 KERNELS = ForwardBackward(forward, backward)
 
-MOST_ELEMENTS = 2**31 - 1
-"""Largest number of elements of an array: offsets in a kernel are 32 bits wide."""
-
 
 def refusal(request: Request) -> str | None:
     """None if the kernels support the request, otherwise the reason."""
@@ -29,6 +26,4 @@ def refusal(request: Request) -> str | None:
     if (request.width, request.value_width) not in widths():
         listed = ", ".join(f"{wide}" if wide == value else f"{wide}/{value}" for wide, value in widths())
         return f"its heads have a width of {listed}, not {request.width}/{request.value_width}"
-    if request.elements > MOST_ELEMENTS:
-        return f"its arrays have at most 2^31 - 1 elements, not {request.elements:,}"
     return None

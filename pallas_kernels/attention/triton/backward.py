@@ -13,35 +13,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
 
+from pallas_kernels.attention.derivative import Gradients
 from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, products, scores, softcap_slope
-from pallas_kernels.attention.triton.call import call, default_tiles
 from pallas_kernels.attention.triton.lists import Visited, Visits, per_key_block, per_query_block
-from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
+from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces, tiles_of
 from pallas_kernels.attention.work import multiplies
-from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import call_triton, pl
 from pallas_kernels.pallas import triton as plgpu
 
 
 def backward(
-    settings: Settings,
-    q: Float[Array, "batch queries heads width"],
-    k: Float[Array, "batch keys kv_heads width"],
-    v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: MaskInputs,
-    lse: Float[Array, "batch queries heads"],
-    delta: Float[Array, "batch queries heads"],
-    d_out: Float[Array, "batch queries heads value_width"],
-    tiles: Tiles | None = None,
-) -> tuple[
-    Float[Array, "batch queries heads width"],
-    Float[Array, "batch keys kv_heads width"],
-    Float[Array, "batch keys kv_heads value_width"],
-]:
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs,
+    lse: jax.Array, delta: jax.Array, d_out: jax.Array, tiles: Tiles | None = None,
+) -> Gradients:  # fmt: skip
     """Gradients of q, k and v in the dtype that `settings.results` names; see `ForwardBackward`."""
-    tiles = tiles or default_tiles(settings, q, v)
+    tiles = tiles or tiles_of(settings, q, v)
     d_out = d_out.astype(q.dtype)
     # An infinite log-sum-exp makes the probabilities of a query that sees nothing exp(-inf) = 0.
     statistics = (jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E).swapaxes(1, 2), delta.swapaxes(1, 2))
@@ -51,7 +39,7 @@ def backward(
     tile = tiles.dq
     visits = per_query_block(settings.mask, tokens, tile.queries, tile.keys, neighbours=settings.neighbours)
     with multiplies(settings.mask, "scores", "slopes", "dq"):
-        (dq,) = call(
+        (dq,) = call_triton(
             partial(_dq_kernel, settings, tile),
             f"attention_dq_{width}",
             (pl.cdiv(queries, tile.queries), heads, batch),
@@ -63,7 +51,7 @@ def backward(
     tile = tiles.dkv
     visits = per_key_block(settings.mask, tokens, tile.queries, tile.keys, neighbours=settings.neighbours)
     with multiplies(settings.mask, "scores", "slopes", "dv", "dk"):
-        dk, dv = call(
+        dk, dv = call_triton(
             partial(_dkv_kernel, settings, tile),
             f"attention_dkv_{width}",
             (pl.cdiv(keys, tile.keys), kv_heads, batch),

@@ -8,32 +8,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
 
+from pallas_kernels.attention.derivative import OutputAndLse
 from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, scores
-from pallas_kernels.attention.triton.call import call, default_tiles
 from pallas_kernels.attention.triton.lists import Visited, Visits, per_query_block
-from pallas_kernels.attention.triton.tiles import Tile, pieces
+from pallas_kernels.attention.triton.tiles import Tile, pieces, tiles_of
 from pallas_kernels.attention.work import FORWARD, multiplies
-from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import call_triton, pl
 from pallas_kernels.pallas import triton as plgpu
 
 
 def forward(
-    settings: Settings,
-    q: Float[Array, "batch queries heads width"],
-    k: Float[Array, "batch keys kv_heads width"],
-    v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: MaskInputs,
+    settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs,
     tile: Tile | None = None,
-) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
+) -> OutputAndLse:  # fmt: skip
     """Output in the dtype that `settings.results` names, and log-sum-exp; see `ForwardBackward`."""
-    tile = tile or default_tiles(settings, q, v).forward
+    tile = tile or tiles_of(settings, q, v).forward
     (batch, queries, heads, _), value_width = q.shape, v.shape[-1]
     visits = per_query_block(settings.mask, tokens, tile.queries, tile.keys, neighbours=settings.neighbours)
     with multiplies(settings.mask, *FORWARD):
-        out, lse = call(
+        out, lse = call_triton(
             partial(_kernel, settings, tile),
             f"attention_forward_{q.shape[-1]}",
             (pl.cdiv(queries, tile.queries), heads, batch),

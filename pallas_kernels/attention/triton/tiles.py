@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
+
+from pallas_kernels.attention.settings import Settings
+from pallas_kernels.device import target
 from pallas_kernels.masks import Kind
 
 
@@ -76,6 +80,12 @@ def tiles(width: int, value_width: int, compute_capability: float | None, kind: 
     chosen = AMPERE[width, value_width]
     forward = AMPERE_SHORT.get((width, value_width)) if kind in ("window", "packed") else None
     return chosen if forward is None else chosen._replace(forward=forward)
+
+
+def tiles_of(settings: Settings, q: jax.Array, v: jax.Array) -> Tiles:
+    """The tiles for these heads and the device that is traced for."""
+    capability = None if settings.interpret else target().compute_capability
+    return tiles(q.shape[-1], v.shape[-1], capability, settings.mask.kind)
 
 
 def pieces(width: int) -> tuple[tuple[int, int], ...]:

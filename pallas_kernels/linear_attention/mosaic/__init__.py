@@ -10,16 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax import lax
 from jaxtyping import Array, Float
 
+from pallas_kernels.attention.mosaic.matmuls import product
 from pallas_kernels.choice import HOPPER, refused_by_gpu
 from pallas_kernels.linear_attention.chunk import CHUNK, Chunk, Passed
 from pallas_kernels.linear_attention.mosaic import steps
 from pallas_kernels.linear_attention.mosaic.operands import COLUMNS
 from pallas_kernels.linear_attention.mosaic.passing import pass_state
-from pallas_kernels.linear_attention.mosaic.products import on_device, simulated
 from pallas_kernels.linear_attention.request import Request
 from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 
 __all__ = ["backward", "forward", "refusal"]
 
@@ -37,7 +39,7 @@ def refusal(request: Request) -> str | None:
         return f"its values have a multiple of {COLUMNS} dims, not {request.value}"
     if request.size != CHUNK:
         return f"its chunks have {CHUNK} tokens, not {request.size}"
-    return request.exceeds_indices()
+    return None
 
 
 def forward(chunks: Chunk, state: Float[Array, "heads key value"], *, save: bool, interpret: bool) -> Passed:
@@ -62,5 +64,26 @@ def _added(chunks: Chunk) -> Chunk:
 
 def _launch(interpret: bool) -> dict[str, Any]:
     if interpret:
-        return {"add": simulated, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
-    return {"add": on_device, "interpret": None}
+        return {"add": _simulated, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
+    return {"add": _on_device, "interpret": None}
+
+
+type _Pair = tuple[Any, Any]
+"""Two references to shared memory, which are multiplied."""
+
+
+def _on_device(*sums: tuple[jax.Array, *tuple[_Pair, ...]]) -> tuple[jax.Array, ...]:
+    """Each `total + the sum of a @ b` over its pairs; all are under way at a time."""
+
+    def compute(accumulators: tuple[Any, ...]) -> None:
+        for accumulator, (_, *pairs) in zip(accumulators, sums, strict=True):
+            for a, b in pairs:
+                plgpu.wgmma(accumulator, a, b)
+
+    starts = tuple(plgpu.WGMMAAccumulatorRef.init(total) for total, *_ in sums)
+    return lax.optimization_barrier(pl.run_state(compute)(starts))
+
+
+def _simulated(*sums: tuple[jax.Array, *tuple[_Pair, ...]]) -> tuple[jax.Array, ...]:
+    """The same one after another: the simulator knows no accumulator that starts from a value."""
+    return tuple(total + sum(product(a, b) for a, b in pairs) for total, *pairs in sums)

@@ -181,11 +181,11 @@ def test_a_record_is_of_the_text_of_a_kernel_and_of_what_it_shares(tmp_path: Pat
     assert len(set(found)) == 4
 
 
-def _recorded(monkeypatch: pytest.MonkeyPatch, speeds: dict[str, dict[str, float]]) -> None:
-    """Let there be records of these kernels of attention, with these speeds."""
+def _recorded(monkeypatch: pytest.MonkeyPatch, speeds: dict[str, dict[str, float]], request: Request = HOPPER) -> None:
+    """Let there be records of these kernels of attention, with these speeds, on the GPU of a request."""
     made = [
         verified.Record(
-            name := f"attention/{short}", "NVIDIA H200", 132, "", tuple(toolchain.versions().items()),
+            name := f"attention/{short}", request.gpu, request.processors or 0, "", tuple(toolchain.versions().items()),
             verified.digest(name), tuple(found.items()),
         )
         for short, found in speeds.items()
@@ -209,6 +209,16 @@ def test_of_two_verified_forms_for_hopper_the_faster_one_is_preferred_unless_bit
         flash_attention(*arrays(), causal=True, deterministic=True, implementation="mosaic", interpret=True)
 
 
+@pytest.mark.parametrize("mask", [Mask(segmented=True), Mask(window=512), Mask()], ids=str)
+def test_on_blackwell_triton_has_what_cudnn_refuses(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = {"compute_capability": 10.0, "gpu": "NVIDIA B200", "processors": 148, "runs": True, "compares": True}
+    blackwell = replace(HOPPER, **of, mask=mask)
+    _recorded(monkeypatch, {"triton": {}}, blackwell)
+    assert REGISTRY.choose("auto", blackwell).name == "cudnn"
+    for change in ({"full_rows": False}, {"lse": True}, {"softcap": 30.0}, {"deterministic": True}):
+        assert REGISTRY.choose("auto", replace(blackwell, **change)).name == "triton"
+
+
 def test_auto_prefers_the_recorded_speed_for_such_a_mask_and_width(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"causal 128": 500.0, "packed 128": 300.0}
     _recorded(monkeypatch, {"mosaic": found, "triton": {"packed 128": 310.0}, "cudnn": {"causal 128": 450.0}})
@@ -230,20 +240,6 @@ def test_the_records_in_the_repository_are_of_implementations_that_exist() -> No
     names = {f"attention/{entry.name}" for entry in REGISTRY.entries}
     of_attention = {record.kernel for record in verified.records() if record.kernel.startswith("attention/")}
     assert of_attention <= names
-
-
-def test_no_mask_is_made_dense_for_cudnn() -> None:
-    reason = REGISTRY.choose("auto", replace(HOPPER, mask=Mask(segmented=True))).rejected["cudnn"]
-    assert "packed layout" in reason and "not known of this request" in reason
-    assert "log-sum-exp" in REGISTRY.choose("auto", replace(HOPPER, lse=True)).rejected["cudnn"]
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_a_scale_that_is_not_above_0_is_not_left_to_cudnn(scale: float) -> None:
-    sentence = f"a scale of the scores above 0 alone, not {scale:g}"
-    assert sentence in REGISTRY.choose("auto", replace(HOPPER, scale=scale)).rejected["cudnn"]
-    with refused("query", f"scale {scale:g}: cudnn: ", sentence, error=Unsupported):
-        REGISTRY.choose("cudnn", replace(HOPPER, scale=scale))
 
 
 def test_one_line_of_the_log_states_what_ran_and_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,14 +1,11 @@
 """The grouped matmul kernels compiled for GPUs that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 
 from pallas_kernels.grouped_matmul import grouped_matmul
-from tests.gpu_compile import QUICKLY
-from tests.pallas_kernels.attention.triton.gpu_attention import described
+from tests.pallas_kernels.attention.triton.gpu_attention import compiled
 from tests.pallas_kernels.mosaic_compile import B200, DEVICE, compiled_kernels
 from tests.pallas_kernels.over_eight import ROWS, over_eight
 
@@ -30,10 +27,4 @@ def _products(gpu: str, implementation: str, m: int, groups: int, k: int, n: int
 
 def triton(gpu: str, m: int, groups: int, k: int, n: int, dtype: str = "bfloat16") -> list[tuple[str, dict[str, int]]]:
     """Name and resources of the Triton kernels of product and gradients, as `kernels` has them of Mosaic's."""
-    function, arrays = _products(gpu, "triton", m, groups, k, n, dtype)
-    with TemporaryDirectory() as folder:
-        options = QUICKLY | {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
-        lowered = jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
-        lowered.compile(compiler_options=options)
-        files = sorted(Path(folder).glob("*.ptx"))
-        return [described(file, gpu) for file in files if "grouped_matmul" in file.read_text()]
+    return compiled(*_products(gpu, "triton", m, groups, k, n, dtype), gpu, "grouped_matmul")

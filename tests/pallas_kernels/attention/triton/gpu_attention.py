@@ -58,13 +58,18 @@ def of_form(
     of_heads = (HEADS, jnp.bfloat16, 1, 2000)
     operands = (*of_heads, 4, width), (*of_heads, 2, width), (*of_heads, 2, value_width)
     mapped, arguments = over_eight(local, *operands, (ROWS, jnp.int32, 1, 2000), gpu=gpu, heads=2, out=HEADS)
+    return dict(compiled(mapped, arguments, gpu, "attention_"))
+
+
+def compiled(function: Any, arguments: Any, gpu: str, part: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and resources of the kernels with a `part` in their names."""
     with TemporaryDirectory() as folder:
         options = QUICKLY | {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
-        jax.jit(mapped).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=options)
-        return dict(described(file, gpu) for file in Path(folder).glob("*.ptx") if "attention_" in file.read_text())
+        jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=options)
+        return [_described(file, gpu) for file in sorted(Path(folder).glob("*.ptx")) if part in file.read_text()]
 
 
-def described(ptx: Path, gpu: str) -> tuple[str, dict[str, Any]]:
+def _described(ptx: Path, gpu: str) -> tuple[str, dict[str, Any]]:
     """The name of a kernel, what ptxas reported of it, and its machine code."""
     cubin = ptx.with_suffix(".cubin")
     command = [ptxas(), f"-arch={ARCHITECTURES[gpu]}", "-v", str(ptx), "-o", str(cubin)]

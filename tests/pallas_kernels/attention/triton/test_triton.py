@@ -15,15 +15,7 @@ from pallas_kernels.attention import ForwardBackward, MaskInputs, triton
 from pallas_kernels.attention.triton.lists import per_key_block, per_query_block
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
 from pallas_kernels.masks import Mask
-from tests.pallas_kernels.attention.cases import (
-    FLOOR,
-    Case,
-    check,
-    mask_inputs,
-    merged_parts,
-    random_inputs,
-    results,
-)
+from tests.pallas_kernels.attention.cases import FLOOR, Case, check, mask_inputs, merged_parts, random_inputs, results
 from tests.pallas_kernels.dense64 import Tokens, worst
 from tests.pallas_kernels.test_masks import packed_rows
 

@@ -4,7 +4,7 @@ A step is what a program of a persistent grid does between two loads: of a matmu
 result; of attention, one block beside one tile. `speeds` divides its FLOPs by the time of each level alone, so that the
 least of them bounds the kernel. Nothing here was measured on our kernels.
 
-`python -m pallas_kernels.bounds` prints the table; docs/kernels.md has its bounds.
+`python -m benchmarks.gpu.bounds` prints the table; docs/kernels.md has its bounds.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pallas_kernels import bounds
-from pallas_kernels.attention.mosaic.tiles import TABLE
-from pallas_kernels.bounds import (
+from benchmarks.gpu import bounds
+from benchmarks.gpu.bounds import (
     B200,
     H100,
     PCIE_L2,
@@ -14,6 +13,7 @@ from pallas_kernels.bounds import (
     speeds,
     tiled_step,
 )
+from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.grouped_matmul.mosaic.tiles import WIDTHS
 
 TABLE_OF_BOUNDS = """\
