@@ -1,4 +1,4 @@
-"""A pytest plugin that states which copy of the code was tested, and lets a property report one failure, as a test does.
+"""A pytest plugin that states which copy of the code was tested, and lets a property report one failure, as a test.
 
 By default Hypothesis reports all distinct failures of a property as a group, whose line in the summary is that of no
 assertion.
