@@ -1,8 +1,11 @@
-"""Python in a process of its own."""
+"""Python in a process of its own, and work in forks of this one."""
 
 import os
+import signal
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,3 +25,24 @@ def run_python(
     environment = {name: value for name, value in os.environ.items() if not name.startswith(without)} | variables
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Begin some work in a fork of this process; the id of the new process."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def finished(child: int) -> bool:
+    """Wait for a fork: whether it ended by itself, and not by a kill (-9). Any other end is an error."""
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, -signal.SIGKILL), f"the work failed with {code}"
+    return code == 0

@@ -33,5 +33,11 @@ def worst_difference(found: Any, wanted: Any) -> tuple[float, str]:
     return max(differences)
 
 
+def apart(found: Any, wanted: Any) -> float:
+    """The root of the sum of all squared differences, over that of the squares of what is wanted."""
+    size = lambda tree: float(np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(tree))))
+    return size(jax.tree.map(lambda a, b: a - b, found, wanted)) / size(wanted)
+
+
 def _bytes(leaf: np.ndarray) -> np.ndarray:
     return np.frombuffer(leaf.tobytes(), np.uint8)

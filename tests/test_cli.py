@@ -84,25 +84,13 @@ def ends(error: Exception | KeyboardInterrupt | None = None, code: int | None = 
         return main([])
 
 
-def test_a_command_ends_with_its_own_code():
+def test_a_command_ends_with_its_own_code_that_of_a_mistake_or_of_an_interrupt(capfd: pytest.CaptureFixture[str]):
     assert (ends(), ends(code=1)) == (0, 1)
-
-
-def test_a_users_mistake_ends_with_2(capfd: pytest.CaptureFixture[str]):
     refused_by_command(ends(UserError("--x: expected y")), *capfd.readouterr(), "--x: expected y")
-
-
-def test_an_interrupted_command_states_how_to_go_on(capfd: pytest.CaptureFixture[str]):
     assert ends(KeyboardInterrupt()) == 130
     assert capfd.readouterr().err == "jaxpar: interrupted; go on\n"
-
-
-def test_a_broken_pipe_to_anything_but_the_reader_of_the_output_is_an_error():
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(BrokenPipeError):  # of anything but the reader of the output
         ends(BrokenPipeError())
-
-
-def test_what_stops_a_command_is_printed(capfd: pytest.CaptureFixture[str]):
     assert stop(1, "no more") == 1
     assert capfd.readouterr() == ("", "jaxpar: no more\n")
 

@@ -70,13 +70,15 @@ def test_the_screen_states_what_is_wrong_and_how_to_mend_it(capsys: pytest.Captu
     ]
 
 
-def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]):
-    refused_by_command(main(["--config", "no-such.yaml"]), *capsys.readouterr(), "no-such.yaml", "no such file")
+MODEL = ["--set", "lora.rank=2", "--set", "lora.targets=[quary]", "--set", "run.init_from=hf"]
 
 
-def test_a_model_that_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str]):
-    settings = [part for key in ("rank=2", "targets=[quary]") for part in ("--set", f"lora.{key}")]
-    refused_by_command(main([*settings, "--set", "run.init_from=hf"]), *capsys.readouterr(), "lora.targets", "quary")
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [(["--config", "no-such.yaml"], ("no-such.yaml", "no such file")), (MODEL, ("lora.targets", "quary"))],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    refused_by_command(main(arguments), *capsys.readouterr(), *parts)
 
 
 @pytest.mark.long

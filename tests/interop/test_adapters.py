@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
-from jaxpar.interop.adapters.adapter import Adapter, AdapterSource, MergedAdapter
+from jaxpar.interop.adapters.adapter import AdapterSource, MergedAdapter
 from jaxpar.interop.adapters.adapter_config import Scales
 from jaxpar.interop.adapters.open_adapter import open_adapter
 from jaxpar.interop.mapping.weight_names import weight_specs
@@ -23,19 +22,9 @@ from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.tensor_files import TensorFiles
 from tests.goldens.loading import FOLDER, WITH_PEFT
 from tests.interop.folders import copy_of, rewrite, tensors
+from tests.interop.peft_adapters import assert_products, changed, products, with_tensors
 from tests.interop.test_adapter import LORA, TARGETS, save_factors
 from tests.sentences import refused
-
-
-def products(adapter: Adapter) -> dict[tuple[str, int], np.ndarray]:
-    return {key: a @ b if a.ndim == b.ndim == 3 else np.tensordot(a, b, 1) for key, (a, b) in adapter.factors.items()}
-
-
-def assert_products(one: Adapter, other: Adapter) -> None:
-    left, right = products(one), products(other)
-    assert left.keys() == right.keys()
-    for key, product in left.items():
-        np.testing.assert_allclose(product, right[key], atol=1e-5)
 
 
 @pytest.mark.matrix(quick=("llama",), ci=2)
@@ -58,98 +47,6 @@ def test_a_folder_in_pefts_format_has_the_factors_of_the_run_that_was_exported(n
                 np.testing.assert_allclose(*values, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
-def test_factors_of_arrays_of_experts_add_what_peft_adds(name: str):
-    """`target_parameters`: both arrays of a module, with a pattern of scales, and where gate and up take turns."""
-    folder = FOLDER / "peft_experts" / name
-    adapter = open_adapter(folder, HFFolder(FOLDER / name), "--adapter")
-    assert adapter.rank == 2 and any(weight == "layers.attention.query" for weight, _ in adapter.factors)
-    made = products(adapter)
-    with np.load(folder / "deltas.npz") as deltas:
-        assert len(deltas.files) == 4
-        for key, delta in deltas.items():
-            layer = int(key.split(".")[2])
-            delta = delta if name == "gpt_oss" else delta.swapaxes(1, 2)
-            if key.endswith("down_proj"):
-                parts = {"down": delta}
-            elif name == "gpt_oss":
-                parts = {"gate": delta[..., ::2], "up": delta[..., 1::2]}
-            else:
-                parts = dict(zip(("gate", "up"), np.split(delta, 2, axis=2), strict=True))
-            for weight, part in parts.items():
-                np.testing.assert_allclose(made[f"layers.mlp.{weight}", layer], part, atol=1e-5)
-
-
-def test_arrays_of_experts_whose_factors_are_of_others_are_refused(tmp_path: Path):
-    exported, base = tmp_path / "from", HFFolder(FOLDER / "qwen2_moe")
-    shutil.copytree(FOLDER / "peft_experts/qwen3_moe", exported / "peft")
-    only = lambda all: {name: value for name, value in all.items() if ".experts." in name}
-    with refused("--adapter", "experts.gate_up_proj", "[6 x rank, 32]", "as PEFT 0.19"):
-        open_adapter(with_tensors(exported, tmp_path / "narrow", only), base, "--adapter")
-    targets = {"target_parameters": ["mlp.router"]}
-    with refused("target_parameters is ['mlp.router']", "gate_up_proj"):
-        open_adapter(changed(exported, tmp_path / "other", **targets), HFFolder(FOLDER / "qwen3_moe"), "--adapter")
-    with refused("--adapter", "experts.base_layer", "no matrix for it"):
-        targets = {"target_parameters": ["experts.down_proj"]}
-        open_adapter(changed(exported, tmp_path / "one", **targets), HFFolder(FOLDER / "qwen3_moe"), "--adapter")
-    (tmp_path / "lacks").mkdir()
-    config = {"peft_type": "LORA", "lora_alpha": 1, "target_parameters": ["experts.gate_up_proj"]}
-    (tmp_path / "lacks/adapter_config.json").write_text(json.dumps(config))
-    module = "base_model.model.backbone.layers.1.mixer.experts"
-    factors = {f"{module}.lora_{which}.weight": np.ones((6, 6), np.float32) for which in "AB"}
-    save_file(factors, tmp_path / "lacks/adapter_model.safetensors")
-    with refused("--adapter", "mixer.experts.gate_up_proj", "which this model lacks"):
-        open_adapter(tmp_path / "lacks", HFFolder(FOLDER / "nemotron_h"), "--adapter")
-    with refused("--adapter", "mixer.experts", "no matrix for it"):
-        open_adapter(tmp_path / "lacks", HFFolder(FOLDER / "starcoder2"), "--adapter")
-    of_array = {
-        f"{LAYER}.mlp.experts.down_proj.lora_{which}.weight": np.ones(shape, np.float32)
-        for which, shape in (("A", (2, 20)), ("B", (32, 2)))
-    }
-    with refused("--adapter", "experts.down_proj.lora_A", "no matrix for it"):
-        folder = with_tensors(exported, tmp_path / "array", lambda all: of_array)
-        open_adapter(folder, HFFolder(FOLDER / "gpt_oss"), "--adapter")
-    square = {
-        f"base_model.model.model.layers.0.mlp.experts.lora_{which}.weight": np.ones(shape, np.float32)
-        for which, shape in (("A", (12, 32)), ("B", (32, 12)))
-    }
-    for number, (version, known) in enumerate({"0.18.1": False, None: False, "0.19.0": True}.items()):
-        keys = {"target_parameters": ["experts.gate_up_proj"], "peft_version": version}
-        folder = with_tensors(exported, tmp_path / f"square{number}", lambda all: square, **keys)
-        if known:
-            assert open_adapter(folder, base, "--adapter").rank == 2
-            continue
-        with refused("as many inputs as outputs", "peft_version 0.19"):
-            open_adapter(folder, base, "--adapter")
-
-
-def renamed(old: str, new: str) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """The tensors of a module under the name of another one."""
-    return lambda all: {name.replace(old, new): value for name, value in all.items() if old in name}
-
-
-LAYER = "base_model.model.model.layers.1"
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        (renamed("model.layers.1.mlp.", "mtp.layers.1.mlp."), ("mtp.layers.1.mlp.experts", "no matrix for it")),
-        (renamed("model.layers.1.mlp.", "model.layers.1.foo."), ("layers.1.foo.experts", "no matrix for it")),
-        (renamed("model.layers.1.mlp.", f"{'b' * 3000}.layers.1.mlp."), ("bbb", "no matrix for it")),
-        (lambda all: {f"{LAYER}.mlp.experts.1.gate_proj.lora_{which}.weight": np.ones(shape, np.float32)
-                      for which, shape in (("A", (2, 16)), ("B", (20, 2)))}, ("mlp.gate of layer 1 twice", "expected")),
-    ],
-)  # fmt: skip
-def test_experts_have_factors_of_one_module_with_the_name_that_they_have(change, parts, tmp_path):
-    """Others are refused before the patterns of scales, whose time grows with the length of a name."""
-    shutil.copytree(FOLDER / "peft_experts/qwen3_moe", tmp_path / "from/peft")
-    patterns = {".*.*.*!": 4.0}
-    folder = with_tensors(tmp_path / "from", tmp_path / "to", lambda all: all | change(all), alpha_pattern=patterns)
-    with refused("--adapter", *parts):
-        open_adapter(folder, HFFolder(FOLDER / "qwen3_moe"), "--adapter")
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
@@ -158,42 +55,36 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def changed(exported: Path, to: Path, **keys: Any) -> Path:
-    """The adapter with other keys in its configuration."""
-    to.mkdir()
-    config = json.loads((exported / "peft/adapter_config.json").read_text())
-    (to / "adapter_config.json").write_text(json.dumps(config | keys))
-    (to / "adapter_model.safetensors").symlink_to(exported / "peft/adapter_model.safetensors")
-    return to
+PATTERNS = {
+    "proj": 2.0, r"model\.layers\.[1-9]\.self_attn\.(q|v)_proj": 30.0, "^model.layers.0.mlp.down_proj": 50.0,
+    "^layers.0.mlp.gate_proj": 70.0, "[kq]_proj": 90.0,
+}  # fmt: skip
+OF_PATTERNS = {
+    ("layers.attention.query", 0): 90.0, ("layers.attention.query", 1): 30.0, ("layers.attention.value", 1): 30.0,
+    ("layers.attention.key", 0): 90.0, ("layers.attention.key", 1): 90.0, ("layers.mlp.down", 0): 50.0,
+}  # fmt: skip
 
 
-def test_scales_are_those_of_peft(exported: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("keys", "alphas", "root"),
+    [
+        (
+            {"use_rslora": True, "alpha_pattern": {"0.self_attn.q_proj": 30.0}},
+            {("layers.attention.query", 0): 30.0},
+            3**0.5,
+        ),
+        ({"alpha_pattern": PATTERNS}, OF_PATTERNS, 1.0),
+    ],
+    ids=["roots of ranks", "regular expressions"],
+)
+def test_scales_are_those_of_peft(exported: Path, tmp_path: Path, keys, alphas, root):
+    """Of patterns, the first that matches the end of a name, from a full stop on, decides."""
     base = HFFolder(FOLDER / "llama")
     plain = products(open_adapter(exported / "peft", base, "--adapter"))
-    keys: dict[str, Any] = {"use_rslora": True, "alpha_pattern": {"0.self_attn.q_proj": 30.0}}
     other = products(open_adapter(changed(exported, tmp_path / "other", **keys), base, "--adapter"))
-    for key, product in plain.items():
-        alpha = 30.0 if key == ("layers.attention.query", 0) else LORA.alpha
-        np.testing.assert_allclose(other[key], product / (LORA.alpha / 3) * alpha / 3**0.5, rtol=1e-5, atol=1e-6)
-
-
-def test_patterns_of_scales_are_regular_expressions_as_in_peft(exported: Path, tmp_path: Path):
-    """The first that matches the end of a name, from a full stop on, decides."""
-    base = HFFolder(FOLDER / "llama")
-    plain = products(open_adapter(exported / "peft", base, "--adapter"))
-    patterns = {
-        "proj": 2.0, r"model\.layers\.[1-9]\.self_attn\.(q|v)_proj": 30.0, "^model.layers.0.mlp.down_proj": 50.0,
-        "^layers.0.mlp.gate_proj": 70.0, "[kq]_proj": 90.0,
-    }  # fmt: skip
-    folder = changed(exported, tmp_path / "other", alpha_pattern=patterns)
-    other = products(open_adapter(folder, base, "--adapter"))
-    alphas = {
-        ("layers.attention.query", 0): 90.0, ("layers.attention.query", 1): 30.0, ("layers.attention.value", 1): 30.0,
-        ("layers.attention.key", 0): 90.0, ("layers.attention.key", 1): 90.0, ("layers.mlp.down", 0): 50.0,
-    }  # fmt: skip
     assert alphas.keys() <= plain.keys()
     for key, product in plain.items():
-        scale = alphas.get(key, LORA.alpha) / LORA.alpha
+        scale = alphas.get(key, LORA.alpha) / LORA.alpha * root
         np.testing.assert_allclose(other[key], product * scale, rtol=1e-5, atol=1e-6)
 
 
@@ -211,11 +102,14 @@ def test_names_of_all_experts_scale_quickly_and_the_first_that_matches_decides()
 
 
 def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
+    """The base is the model that a command names, and no path of the configuration is followed."""
+    (tmp_path / "secret").write_text("{}")
     keys: dict[str, Any] = {
         "init_lora_weights": "gaussian", "loftq_config": {}, "kasa_config": None, "use_bdlora": None,
-        "revision": "main", "exclude_modules": ["lm_head"], "auto_mapping": {"base_model_class": "A"},
-        "peft_version": "0.21.2", "megatron_core": "megatron.core", "qalora_group_size": 16, "lora_dropout": 0.1,
-        "ensure_weight_tying": False, "layers_to_transform": [0], "a_later_key": None, "another": False,
+        "revision": "../../secret", "base_model_name_or_path": "../secret", "r": 10**9, "exclude_modules": ["lm_head"],
+        "auto_mapping": {"base_model_class": "A"}, "peft_version": "0.21.2", "megatron_core": "megatron.core",
+        "qalora_group_size": 16, "lora_dropout": 0.1, "ensure_weight_tying": False, "layers_to_transform": [0],
+        "a_later_key": None, "another": False,
     }  # fmt: skip
     base = HFFolder(FOLDER / "llama")
     other = open_adapter(changed(exported, tmp_path / "other", **keys), base, "--adapter")
@@ -254,18 +148,6 @@ def test_an_adapter_that_is_more_than_factors_is_refused(exported, tmp_path, key
         open_adapter(folder, HFFolder(FOLDER / "llama"), "--adapter")
 
 
-def with_tensors(
-    exported: Path, to: Path, change: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]], **keys: Any
-) -> Path:
-    """The adapter with other tensors."""
-    changed(exported, to, **keys)
-    file = to / "adapter_model.safetensors"
-    values = change(load_file(file))
-    file.unlink()
-    save_file(dict(values), file)
-    return to
-
-
 def test_an_adapter_of_another_model_is_refused(exported: Path, tmp_path: Path):
     base = HFFolder(FOLDER / "llama")
     for other in ("gpt2", "qwen3"):
@@ -293,6 +175,8 @@ def test_an_adapter_of_another_model_is_refused(exported: Path, tmp_path: Path):
     for number, (named, change) in enumerate(cases):
         with refused("--adapter", named, "expected"):
             open_adapter(with_tensors(exported, tmp_path / str(number), change), base, "--adapter")
+    with refused("--adapter", "latent"):
+        open_adapter(tmp_path / "run", HFFolder(FOLDER / "deepseek_v3"), "--adapter")
     with refused("--adapter", "an adapter", "lora.rank"):
         open_adapter(FOLDER / "llama", base, "--adapter")
     (tmp_path / "none").mkdir()
@@ -373,21 +257,6 @@ def test_a_broken_folder_is_refused_before_its_tensors_are_read(
         open_adapter(folder, HFFolder(FOLDER / "llama"), "--adapter")
     assert not any("self_attn.q_proj.lora" in name for name in regions)
     assert before == {path.name: path.lstat().st_mtime_ns for path in folder.iterdir()}
-
-
-def test_a_path_in_the_configuration_is_not_followed(exported: Path, tmp_path: Path):
-    """The base is the model that a command names; another one is told by the shapes."""
-    (tmp_path / "secret").write_text("{}")
-    folder = changed(
-        exported, tmp_path / "other", base_model_name_or_path="../secret", revision="../../secret", r=10**9
-    )
-    base = HFFolder(FOLDER / "llama")
-    assert_products(open_adapter(folder, base, "--adapter"), open_adapter(exported / "peft", base, "--adapter"))
-
-
-def test_latent_attention_has_no_factors(tmp_path: Path):
-    with refused("--adapter", "latent"):
-        open_adapter(tmp_path / "run", HFFolder(FOLDER / "deepseek_v3"), "--adapter")
 
 
 def test_factors_of_an_index_without_an_adapter_are_zero(exported: Path):

@@ -114,35 +114,28 @@ def nf4(shape: tuple[int, int], nested: bool, dtype: str, seed: object) -> tuple
     }, values.reshape(shape).astype(np.dtype(dtype) if dtype != "bfloat16" else ml_dtypes.bfloat16)  # fmt: skip
 
 
-@pytest.mark.parametrize(("bits", "less"), [(4, 1), (4, 0), (8, 1), (2, 0)])
-def test_values_of_gptq_with_either_convention_of_zeros(bits: int, less: int, tmp_path: Path):
-    leaves, wanted = gptq((40, 64), bits, less, "values")
-    save_file({f"w.{end}": leaf for end, leaf in leaves.items()}, tmp_path / "model.safetensors")
-    options = {"bits": bits, "checkpoint_format": "gptq" if less else "gptq_v2"}
-    files = GptqFiles(tmp_path, options)
-    assert set(files.tensors) == {"w.weight"}
-    check_parts(files, "w.weight", wanted)
+GPTQ = {"gptq": (4, 1), "gptq_v2": (4, 0), "gptq in 8 bits": (8, 1), "gptq_v2 in 2 bits": (2, 0)}
+"""Bits, and what is subtracted from zeros."""
+NESTED = [(nested, dtype) for nested in (False, True) for dtype in ("bfloat16", "float16", "float32")]
+VALUES: dict[str, tuple[Any, dict[str, Any], tuple[dict[str, np.ndarray], np.ndarray]]] = {
+    **{name: (GptqFiles, {"bits": bits, "checkpoint_format": name.split()[0]}, gptq((40, 64), bits, less, "values"))
+       for name, (bits, less) in GPTQ.items()},
+    "awq": (AwqFiles, {"bits": 4}, awq((40, 64), "values")),
+    **{f"nf4{' nested' * nested} {dtype}": (BitsAndBytesFiles, {}, nf4((37, 45), nested, dtype, "values"))
+       for nested, dtype in NESTED},
+}  # fmt: skip
 
 
-def test_values_of_awq(tmp_path: Path):
-    leaves, wanted = awq((40, 64), "values")
-    other = draw().standard_normal(7).astype(np.float16)
-    save_file({"w.bias": other} | {f"w.{end}": leaf for end, leaf in leaves.items()}, tmp_path / "model.safetensors")
-    files = AwqFiles(tmp_path, {"bits": 4})
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_those_of_the_format(name: str, tmp_path: Path):
+    format, options, (leaves, wanted) = VALUES[name]
+    stem, other = "w.weight" if format is BitsAndBytesFiles else "w", draw().standard_normal(7).astype(np.float16)
+    leaves = {f"{stem}.{end}".removesuffix("."): leaf for end, leaf in leaves.items()}
+    save_file({"w.bias": other} | leaves, tmp_path / "model.safetensors")
+    files = format(tmp_path, options)
     assert set(files.tensors) == {"w.weight", "w.bias"}
     check_parts(files, "w.weight", wanted)
     np.testing.assert_array_equal(files.read("w.bias", (slice(2, 5),)), other[2:5])
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_values_of_nf4(nested: bool, dtype: str, tmp_path: Path):
-    leaves, wanted = nf4((37, 45), nested, dtype, "values")
-    leaves = {f"w.weight.{end}".removesuffix("."): leaf for end, leaf in leaves.items()}
-    save_file(leaves, tmp_path / "model.safetensors")
-    files = BitsAndBytesFiles(tmp_path, {})
-    assert set(files.tensors) == {"w.weight"}
-    check_parts(files, "w.weight", wanted)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

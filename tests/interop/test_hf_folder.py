@@ -49,38 +49,59 @@ def test_a_golden_has_the_tensors_of_its_table(name: str):
 
 
 WEIGHTS, EXTRA = "model.safetensors", "model.layers.2.mlp.up_proj.weight"
-BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
-    "missing": (lambda at: rewrite(at, {UP: None, "model.norm.weight": None}), (UP, "missing", "1 more")),
-    "too many": (lambda at: rewrite(at, {EXTRA: np.zeros((48, 32), "f4")}), (EXTRA, "not one of this model")),
-    "shape": (lambda at: rewrite(at, {UP: np.zeros((32, 48), "f4")}), (WEIGHTS, UP, "[32, 48]", "[48, 32]")),
-    "float64": (lambda at: rewrite(at, {UP: np.zeros((48, 32))}), (WEIGHTS, UP, "dtype", "BF16")),
-    "int8": (lambda at: rewrite(at, {UP: np.zeros((48, 32), np.int8)}), (WEIGHTS, UP, "dtype", "BF16")),
-    "float8": (lambda at: rewrite(at, {UP: np.zeros((48, 32), ml_dtypes.float8_e4m3fn)}), (UP, "dtype", "BF16")),
-    "cut off": (lambda at: cut(at / WEIGHTS), (WEIGHTS, "no whole safetensors file")),
-    "a pickle": (lambda at: (at / WEIGHTS).rename(at / "pytorch_model.bin"), ("pytorch_model.bin", "pickle", WEIGHTS)),
-    "no weights": (lambda at: (at / WEIGHTS).unlink(), (WEIGHTS, "model.safetensors.index.json")),
-    "no shard": (lambda at: (in_shards(at) / SECOND).unlink(), (SECOND, "index.json", "missing")),
-    "an index of more": (lambda at: listing(at, extra=SECOND), (SECOND, "extra", "missing")),
-    "an index of less": (lambda at: listing(at, **{UP: None}), (UP, "does not list")),
-    "an index of files elsewhere": (lambda at: listing(at, **{UP: "../a.safetensors"}), ("index.json", "../a.safet")),
-}
+BETA, SHARD, INDEX = "model.layers.1.mlp.act_fn.beta", "model-00001-of-00002.safetensors", f"{WEIGHTS}.index.json"
+NORM, NORM_TOO = "language_model.model.norm.weight", "model.language_model.norm.weight"
+HEAD, MORE = "language_model.lm_head.weight", "model.layers.0.more.weight"
+FURTHER, LLAVA = "model.layers.4.eh_proj.weight", "multimodal/llava"
+
+
+def pointer(file: Path) -> None:
+    """What Git LFS leaves in the place of a file."""
+    file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4976698672\n")
+
+
+BROKEN: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
+    "missing": ("llama", lambda at: rewrite(at, {UP: None, "model.norm.weight": None}), (UP, "missing", "1 more")),
+    "too many": ("llama", lambda at: rewrite(at, {EXTRA: np.zeros((48, 32), "f4")}), (EXTRA, "not one of this model")),
+    "shape": ("llama", lambda at: rewrite(at, {UP: np.zeros((32, 48), "f4")}), (WEIGHTS, UP, "[32, 48]", "[48, 32]")),
+    "float64": ("llama", lambda at: rewrite(at, {UP: np.zeros((48, 32))}), (WEIGHTS, UP, "dtype", "BF16")),
+    "int8": ("llama", lambda at: rewrite(at, {UP: np.zeros((48, 32), np.int8)}), (WEIGHTS, UP, "dtype", "BF16")),
+    "float8": ("llama", lambda at: rewrite(at, {UP: np.zeros((48, 32), ml_dtypes.float8_e4m3fn)}),
+        (UP, "dtype", "BF16")),
+    "cut off": ("llama", lambda at: cut(at / WEIGHTS), (WEIGHTS, "no whole safetensors file")),
+    "a pickle": ("llama", lambda at: (at / WEIGHTS).rename(at / "pytorch_model.bin"),
+        ("pytorch_model.bin", "pickle", WEIGHTS)),
+    "no weights": ("llama", lambda at: (at / WEIGHTS).unlink(), (WEIGHTS, INDEX)),
+    "no shard": ("llama", lambda at: (in_shards(at) / SECOND).unlink(), (SECOND, "index.json", "missing")),
+    "an index of more": ("llama", lambda at: listing(at, extra=SECOND), (SECOND, "extra", "missing")),
+    "an index of less": ("llama", lambda at: listing(at, **{UP: None}), (UP, "does not list")),
+    "an index of files elsewhere": ("llama", lambda at: listing(at, **{UP: "../a.safetensors"}),
+        ("index.json", "../a.safet")),
+    **{f"a pointer in place of {name}": ("llama", lambda at, name=name: pointer(in_shards(at) / name),
+        (name, "Git LFS pointer", "git lfs pull")) for name in (SHARD, INDEX, "config.json")},
+    "another shared number": ("apertus", lambda at: rewrite(at, {BETA: np.asarray(0.25, "f4")}), (BETA, "0.5")),
+    "a shared number in a list": ("apertus", lambda at: rewrite(at, {BETA: np.full(1, 0.5, "f4")}), (BETA, "0.5")),
+    "a layer for further tokens too many": ("deepseek_v3", lambda at: rewrite(at, {FURTHER: np.zeros((32, 64), "f4")}),
+        (FURTHER, "not one of this model")),
+    "two names of a norm": (LLAVA, lambda at: rewrite(at, {NORM_TOO: tensors(at)[NORM] * 2}),
+        (NORM, NORM_TOO, "the same one")),
+    "two names of a head": (LLAVA, lambda at: rewrite(at, {"lm_head.weight": tensors(at)[HEAD] * 2}),
+        (HEAD, "lm_head.weight", "the same one")),
+    "more in a text part": (LLAVA, lambda at: rewrite(at, {f"language_model.{MORE}": np.zeros(3, "f4")}),
+        (MORE, "not one of this model")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_wrong_with_a_folder_is_named(llama: Path, case: str):
-    breaks, parts = BROKEN[case]
-    breaks(llama)
-    with refused(str(llama), *parts):
-        HFFolder(llama)
+def test_what_is_wrong_with_a_folder_is_named(case: str, tmp_path: Path):
+    golden, breaks, parts = BROKEN[case]
+    breaks(folder := copy_of(golden, tmp_path / "model"))
+    with refused(str(folder), *parts):
+        HFFolder(folder)
 
 
-def test_a_number_that_all_models_of_a_family_share_is_no_other(tmp_path: Path):
-    beta = "model.layers.1.mlp.act_fn.beta"
-    folder = copy_of("apertus", tmp_path / "model")
-    for wrong in (np.asarray(0.25, "f4"), np.full(1, 0.5, "f4")):
-        with refused(str(rewrite(folder, {beta: wrong})), beta, "0.5"):
-            HFFolder(folder)
-    HFFolder(rewrite(folder, {beta: None}))
+def test_a_number_that_all_models_of_a_family_share_may_be_absent(tmp_path: Path):
+    HFFolder(rewrite(copy_of("apertus", tmp_path / "model"), {BETA: None}))
 
 
 @pytest.mark.parametrize("name", ["dtype", "tensor", "key"])
@@ -169,14 +190,6 @@ def test_a_head_that_repeats_an_embedding_with_nan_is_tied(tmp_path: Path):
     table = tensors(folder)["model.embed_tokens.weight"].copy()
     table[0, 0] = np.nan
     assert HFFolder(rewrite(folder, {"model.embed_tokens.weight": table, "lm_head.weight": table})).model.tied
-
-
-@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])
-def test_a_pointer_of_git_lfs_is_called_that(llama: Path, name: str):
-    in_shards(llama)
-    (llama / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4976698672\n")
-    with refused(name, "Git LFS pointer", "git lfs pull"):
-        HFFolder(llama)
 
 
 def test_gpt2_as_it_was_released(tmp_path: Path):

@@ -99,22 +99,3 @@ def test_a_text_part_of_another_family_is_refused(tmp_path: Path):
     folder = copy_of("multimodal/llava", tmp_path / "model", text_config={"model_type": "vicuna"})
     with refused("config.json", "model_type", "vicuna"):
         HFFolder(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "second"),
-    [("language_model.model.norm.weight", "model.language_model.norm.weight"),
-     ("language_model.lm_head.weight", "lm_head.weight")],
-)  # fmt: skip
-def test_a_tensor_of_the_text_part_with_two_names_is_refused(name: str, second: str, tmp_path: Path):
-    folder = copy_of("multimodal/llava", tmp_path / "model")
-    rewrite(folder, {second: tensors(folder)[name] * 2})
-    with refused(str(folder), name, second, "the same one"):
-        HFFolder(folder)
-
-
-def test_a_tensor_of_the_text_part_that_nobody_knows_is_refused(tmp_path: Path):
-    folder = copy_of("multimodal/llava", tmp_path / "model")
-    rewrite(folder, {"language_model.model.layers.0.more.weight": np.zeros(3, np.float32)})
-    with refused("model.layers.0.more.weight", "not one of this model"):
-        HFFolder(folder)

@@ -7,7 +7,6 @@ import pytest
 from jaxpar.config.parts import MIXERS
 from jaxpar.config.schema.model import Pattern
 from tests.extending.hgrn2 import MIXER as HGRN2
-from tests.nonzero_gradients import nonzero_gradients
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import assert_equals_one_device
@@ -34,15 +33,13 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("layers", MODELS)
 def test_layers_of_any_number_of_blocks_equal_one_device(layers: str):
     """In the loss and every gradient, on a mesh of fsdp and tensor ranks in a pipeline."""
-    one = SmallRun(small(model=MODELS[layers]))
-    initial = one.by_layer(one.step.residency.initial_state().master)
-    loss, gradients = nonzero_gradients(one, initial)
-    stacks = initial["layers"]
+    one, split = small(model=MODELS[layers]), SmallRun(small(model=MODELS[layers], parallel=SPLIT))
+    stacks = split.step.layout.specs["layers"]
     assert {kind: sorted(name for name in stacks[kind] if not name.endswith("_norm")) for kind in stacks} == {
         "one block": {"mixer": ["attention"], "feed_forward": ["mlp"]},
         "three blocks": {"all": ["attention", "mixer", "mlp"]},
     }[layers]
-    assert_equals_one_device(SmallRun(small(model=MODELS[layers], parallel=SPLIT)), loss, gradients, initial)
+    assert_equals_one_device(split, one)
 
 
 def test_layers_without_a_block_and_models_none_of_whose_layers_mixes_tokens_are_refused():

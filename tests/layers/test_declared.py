@@ -196,32 +196,29 @@ def test_a_module_gives_no_name_that_its_part_does_not_declare():
         name_activation(jnp.zeros(2), "mlp_gate", declare_layer(model_of(activation="gelu")).activations)
 
 
-def test_norms_behind_a_part_take_time_and_memory():
+@pytest.fixture(scope="module")
+def h100() -> Any:
+    """What a GPU computes with, and what joins eight of them."""
     cluster = parse_cluster("h100:1x8")
     hardware = hardware_of(cluster.gpu)
-    device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    seconds = {}
-    for placement in NORM_POSITIONS:
-        model = replace(PRESETS["llama3-8b"], norm_placement=placement)
-        case = layer_cases(model, 8192, Layout())["all"]
-        seconds[placement] = layer_time(case, device, network)
-    assert (
-        seconds["sandwich"].forward.other > seconds["pre"].forward.other == pytest.approx(seconds["post"].forward.other)
-    )
-    assert seconds["sandwich"].backward.other > seconds["pre"].backward.other
-    assert seconds["post"].backward.other == pytest.approx(seconds["pre"].backward.other)
+    return device_of(cluster.gpu, hardware), network_of(cluster, hardware)
 
 
-def test_sinks_scale_attentions_output_in_a_kernel_of_their_own():
+def test_norms_behind_a_part_take_time_and_memory(h100: Any):
+    models = {place: replace(PRESETS["llama3-8b"], norm_placement=place) for place in NORM_POSITIONS}
+    times = {place: layer_time(layer_cases(model, 8192, Layout())["all"], *h100) for place, model in models.items()}
+    for way in ("forward", "backward"):
+        other = {place: getattr(one, way).other for place, one in times.items()}
+        assert other["sandwich"] > other["pre"] == pytest.approx(other["post"])
+
+
+def test_sinks_scale_attentions_output_in_a_kernel_of_their_own(h100: Any):
     """What attention itself keeps stays as it is; the scaled output is the input of the projection behind it."""
-    cluster = parse_cluster("h100:1x8")
-    hardware = hardware_of(cluster.gpu)
-    device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     models = [replace(PRESETS["llama3-8b"], attention_sinks=sinks) for sinks in (False, True)]
     cases = [layer_cases(model, 8192, Layout())["all"] for model in models]
-    plain, scaled = (layer_time(case, device, network) for case in cases)
+    plain, scaled = (layer_time(case, *h100) for case in cases)
     more = 2 * cases[1].shape.sizes["attention_scaled"]  # read and written
-    assert scaled.forward.other - plain.forward.other == pytest.approx(device.bytes_seconds(more))
+    assert scaled.forward.other - plain.forward.other == pytest.approx(h100[0].bytes_seconds(more))
     assert scaled.backward.other > plain.backward.other
     assert cheap("attention_scaled") and not is_attention_core("attention_scaled")
 

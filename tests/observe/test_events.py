@@ -72,31 +72,26 @@ def test_an_anomaly_is_a_message_to_those_who_do_not_ask_for_more() -> None:
     assert hearing.heard == ["Step 1 took long."]
 
 
-def test_all_are_closed_when_one_fails_to_close() -> None:
-    log: list[tuple[str, str]] = []
-
-    class Broken(Listener):
-        def close(self) -> None:
-            raise OSError("disk is full")
-
-    with pytest.raises(OSError, match="disk is full"):
-        Listeners([Recorder("a", log), Broken(), Recorder("b", log)]).close()
-    assert log == [("a", "close"), ("b", "close")]
-
-
 class Faulty(Listener):
-    """Raises an error in every step."""
+    """Raises an error in a method, by default in every step."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, method: str = "step") -> None:
         self.error = error
+        setattr(self, method, self.fail)
 
-    def step(self, record) -> None:
+    def fail(self, *_: object) -> None:
         raise self.error
 
 
-def test_an_error_in_a_listener_is_not_swallowed() -> None:
+def test_an_error_in_a_listener_is_not_swallowed_and_all_are_closed(tmp_path: Path) -> None:
+    log: list[tuple[str, str]] = []
     with pytest.raises(ValueError, match="a fault"):
         Listeners([Faulty(ValueError("a fault"))]).step(record(1))
+    with pytest.raises(OSError, match="disk is full"):
+        Listeners([Recorder("a", log), Faulty(OSError("disk is full"), "close"), Recorder("b", log)]).close()
+    assert log == [("a", "close"), ("b", "close")]
+    with pytest.raises(OSError, match="disk is full"):  # a run does not start without a file that it writes
+        Listeners([Faulty(OSError("disk is full"), "start")]).start(run_info(tmp_path))
 
 
 def test_a_full_disk_is_reported_to_the_others_and_the_run_goes_on() -> None:
@@ -105,12 +100,3 @@ def test_a_full_disk_is_reported_to_the_others_and_the_run_goes_on() -> None:
     Listeners([Recorder("a", log), Faulty(disk), hearing, Recorder("b", log)]).step(record(1))
     assert hearing.heard == ["Faulty: No space left on device; training goes on."]
     assert log == [("a", "step"), ("a", "message"), ("b", "message"), ("b", "step")]
-
-
-def test_a_run_does_not_start_with_a_file_that_cannot_be_made(tmp_path: Path) -> None:
-    class Broken(Listener):
-        def start(self, info) -> None:
-            raise OSError("disk is full")
-
-    with pytest.raises(OSError, match="disk is full"):
-        Listeners([Broken()]).start(run_info(tmp_path))

@@ -98,5 +98,5 @@ def test_what_is_no_size_of_a_file_is_refused_with_its_text_and_the_units(text: 
 def test_no_text_leaves_the_plural_to_the_reader():
     """Neither `row(s)` nor an `s` added by hand: `plural` does it."""
     by_hand = re.compile(r"\b[a-z]+\(e?s\)|['\"]s['\"] (?:if|\*) ")
-    package = Path(__file__).parents[1] / "jaxpar"
+    package = Path(__file__).parents[2] / "jaxpar"
     assert [str(file) for file in package.rglob("*.py") if by_hand.search(file.read_text(encoding="utf-8"))] == []

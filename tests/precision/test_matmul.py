@@ -1,8 +1,5 @@
 """Matmuls in FP8: scales, the three products against float64, and whole steps on several layouts."""
 
-from functools import cache
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +22,7 @@ from tests.same_bits import assert_same_bits
 from tests.sentences import named
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
+from tests.training.parity.one_device import assert_near_one_device, changed_by_quantizing
 
 CURRENT = Recipe()
 STEP = {E4M3: 2.0**-4, E5M2: 2.0**-3}
@@ -158,19 +156,6 @@ def config_of(overrides: list[str], matmul: str | None = "fp8_current") -> Confi
     return with_overrides(small(model=MODEL, precision=precision), overrides)
 
 
-def size_of(tree: Any) -> float:
-    return float(np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(tree))))
-
-
-def apart(found: Any, wanted: Any) -> float:
-    return size_of(jax.tree.map(lambda a, b: a - b, found, wanted)) / size_of(wanted)
-
-
-@cache
-def _reference(matmul: str | None) -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(config_of(ONE_DEVICE, matmul)))
-
-
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_give_the_numbers_of_one_device(name: str):
@@ -178,6 +163,13 @@ def test_layouts_give_the_numbers_of_one_device(name: str):
     third of what quantizing itself changes. Ranks that share a head of keys quantize each its own part of the gradient
     of that head: other tensors, for which the limit is all of it."""
     assert_numbers_of_one_device("fp8_current", name)
+
+
+def assert_numbers_of_one_device(matmul: str, name: str) -> None:
+    alone = config_of(ONE_DEVICE, matmul)
+    assert 0.03 < changed_by_quantizing(alone) < 0.15
+    share = 1 if "heads of keys" in name else 1 / 3
+    assert_near_one_device(config_of(LAYOUTS[name], matmul), alone, share * changed_by_quantizing(alone))
 
 
 @pytest.mark.long
@@ -190,8 +182,8 @@ def test_layouts_give_the_numbers_of_one_device_with_scales_of_earlier_steps(nam
     assert_numbers_of_one_device("fp8_delayed", name)
 
 
-@cache
-def _losses_of_one_device() -> list[float]:
+@pytest.fixture(scope="module")
+def losses_of_one_device() -> list[float]:
     return SmallRun(config_of(ONE_DEVICE, "fp8_delayed")).train(3)[0]
 
 
@@ -199,21 +191,12 @@ def _losses_of_one_device() -> list[float]:
 @pytest.mark.parametrize(
     "name", ["tensor, context and shards, recomputed", "split backward", "held chunks", "layers on the host"]
 )
-def test_runs_with_scales_of_earlier_steps_have_the_losses_of_one_device(name: str):
+def test_runs_with_scales_of_earlier_steps_have_the_losses_of_one_device(name: str, losses_of_one_device: list[float]):
     """In the second and third step scales are those of what the steps before have seen, on all ranks. A value that
     another order of sums moves across a border changes all that follow."""
     losses, _ = SmallRun(config_of(LAYOUTS[name], "fp8_delayed")).train(3)
-    np.testing.assert_allclose(losses[0], _losses_of_one_device()[0], rtol=1e-4)
-    np.testing.assert_allclose(losses, _losses_of_one_device(), rtol=4e-3)
-
-
-def assert_numbers_of_one_device(matmul: str, name: str) -> None:
-    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name], matmul)))
-    wanted_loss, wanted = _reference(matmul)
-    assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
-    exact = apart(wanted, _reference(None)[1])
-    assert 0.03 < exact < 0.15, "what quantizing changes"
-    assert apart(gradients, wanted) <= (exact if "heads of keys" in name else exact / 3)
+    np.testing.assert_allclose(losses[0], losses_of_one_device[0], rtol=1e-4)
+    np.testing.assert_allclose(losses, losses_of_one_device, rtol=4e-3)
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """Matmuls in FP8 with scales of tiles: codes, the three products against float64, and whole steps on layouts."""
 
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,10 +16,10 @@ from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe
 from jaxpar.precision.scale import quantize_tiles
 from pallas_kernels.tiled_matmul.reference import numbers
-from tests.nonzero_gradients import nonzero_gradients
-from tests.precision.test_matmul import STEP, apart
-from tests.small_run import SmallRun, small
+from tests.precision.test_matmul import STEP
+from tests.small_run import small
 from tests.traced import mesh_of
+from tests.training.parity.one_device import assert_near_one_device, changed_by_quantizing, on_one_device
 
 RECIPES = TILES
 
@@ -121,9 +121,7 @@ def config_of(sections: dict[str, dict[str, Any]], recipe: str = "fp8_block") ->
     return small(**sections | {"model": MODEL, "precision": precision, "data": DATA})
 
 
-@cache
-def _reference(recipe: str = "fp8_block") -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(config_of({"parallel": {"microbatches": 2}}, recipe)))
+ONE_DEVICE = {"parallel": {"microbatches": 2}}
 
 
 @pytest.mark.matrix(quick=("fp8_block",), ci=1)
@@ -131,11 +129,10 @@ def _reference(recipe: str = "fp8_block") -> tuple[float, Any]:
 def test_a_step_is_near_that_of_products_which_are_not_quantized(recipe: str):
     """Gradients change by 6%; the tolerance is twice that. Matrices that are multiplied as codes without their scales
     change them by 140%."""
-    loss, gradients = _reference(recipe)
-    sections = {"model": MODEL, "data": DATA, "parallel": {"microbatches": 2}}
-    exact_loss, exact = nonzero_gradients(SmallRun(small(**sections)))
-    assert loss == pytest.approx(exact_loss, rel=0.01)
-    assert 0.01 <= apart(gradients, exact) <= 0.12
+    alone = config_of(ONE_DEVICE, recipe)
+    exact = replace(alone, precision=replace(alone.precision, matmul=None, matmul_options=MatmulOptions()))
+    assert on_one_device(alone)[0] == pytest.approx(on_one_device(exact)[0], rel=0.01)
+    assert 0.01 <= changed_by_quantizing(alone) <= 0.12
 
 
 @pytest.mark.matrix(ci=1)
@@ -143,7 +140,4 @@ def test_a_step_is_near_that_of_products_which_are_not_quantized(recipe: str):
 def test_layouts_give_the_numbers_of_one_device(name: str):
     """Within a third of what quantizing changes in this model, as with scales of tensors (`test_matmul.py`)."""
     recipe = "mxfp8" if name.startswith("mxfp8") else "fp8_block"
-    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name], recipe)))
-    wanted_loss, wanted = _reference(recipe)
-    assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
-    assert apart(gradients, wanted) <= 0.01
+    assert_near_one_device(config_of(LAYOUTS[name], recipe), config_of(ONE_DEVICE, recipe), 0.01)

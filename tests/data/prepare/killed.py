@@ -14,11 +14,11 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from jaxpar.data.prepare import Options, prepare
 from tests.data.folders import contents, options, quiet, texts, write_jsonl
+from tests.processes import finished, fork
 
 UNITS = 40
 
@@ -33,32 +33,11 @@ def preparation_options(folder: Path, out: str, *, trained: bool) -> Options:
     return options(folder / out, source, unit_bytes=unit_bytes, shard_tokens=6000, **chosen)
 
 
-def prepare_in_child(asked: Options) -> int:
-    """Begin a preparation in a process of its own; its process id."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        prepare(asked, quiet())
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
-def finished(child: int) -> bool:
-    """Wait for a preparation: whether it ended by itself, and not by the kill. Any other end is an error."""
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, -signal.SIGKILL), f"a preparation failed with {code}"
-    return code == 0
-
-
 def kill_at_random(asked: Options, draw: random.Random, longest_s: float) -> int:
     """Kill preparations of one folder, each within `longest_s`, until one finishes; how many were killed."""
     kills = 0
     while True:
-        child = prepare_in_child(asked)
+        child = fork(lambda: prepare(asked, quiet()))
         time.sleep(draw.uniform(0, longest_s))
         os.kill(child, signal.SIGKILL)
         if finished(child):
@@ -71,7 +50,7 @@ def main(folder: Path, kills: int, seed: int, trained: bool) -> int:
     draw = random.Random(seed)
     peaceful = preparation_options(folder, "peaceful/out", trained=trained)
     began = time.monotonic()
-    assert finished(prepare_in_child(peaceful))
+    assert finished(fork(lambda: prepare(peaceful, quiet())))
     needed = time.monotonic() - began
     wanted = contents(peaceful.out)
     killed = folders = 0

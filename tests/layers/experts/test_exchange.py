@@ -26,6 +26,10 @@ from jaxpar.memory.layer_shape import LayerShape
 from pallas_kernels.grouped_matmul.mosaic import times_weights
 
 RANKS, EACH, ROOM, ROWS = 3, 2, 6, 4
+LISTS = jax.jit(partial(lists_by_rank, ranks=RANKS, each=EACH, room=ROOM, rows=ROWS))
+WINDOW = jax.jit(window_of, static_argnums=(2, 3))
+PLACES = jax.jit(partial(places_of_list, lists=RANKS, rows=ROWS, each=EACH))
+HIDE = jax.jit(jax.vmap(partial(without_list, lists=RANKS, rows=ROWS), (0, None)))
 ROUTINGS = {
     "even": np.arange(20).reshape(10, 2) % 6,
     "all to one rank": np.tile([4, 5], (10, 1)),
@@ -38,7 +42,7 @@ ROUTINGS = {
 def test_the_rounds_have_each_assignment_once_and_each_token_of_a_rank_in_one_row(name: str):
     experts = ROUTINGS[name]
     chosen = experts.shape[1]
-    found = lists_by_rank(jnp.asarray(experts), jnp.asarray(experts[:, 0] < 6), RANKS, EACH, ROOM, ROWS)
+    found = LISTS(jnp.asarray(experts), jnp.asarray(experts[:, 0] < 6))
     rounds, seen = int(rounds_of(found, ROWS)), []
     lists = [
         [(t, j) for t in range(10) for j in range(chosen) if experts[t, j] // EACH == rank] for rank in range(RANKS)
@@ -46,7 +50,7 @@ def test_the_rounds_have_each_assignment_once_and_each_token_of_a_rank_in_one_ro
     assert found.lengths.tolist() == [len(own) for own in lists]
     for number in range(rounds):
         room = ROWS if number else ROOM
-        window = jax.device_get(jax.jit(window_of, static_argnums=(2, 3))(found, number, room, ROWS))
+        window = jax.device_get(WINDOW(found, number, room, ROWS))
         for rank in range(RANKS):
             tokens = window.tokens[rank * ROWS : (rank + 1) * ROWS].tolist()
             slots = [place for place in range(rank * room, (rank + 1) * room) if window.assignments[place] >= 0]
@@ -85,14 +89,13 @@ def test_own_rows_apart_and_those_that_are_sent_have_each_assignment_once(name: 
     """Of two slices, for each rank: its own list is multiplied in the order of experts, and is not sent."""
     experts = ROUTINGS[name].reshape(2, 5, -1)
     chosen = experts.shape[2]
-    lists = [lists_by_rank(jnp.asarray(own), jnp.asarray(own[:, 0] < 6), RANKS, EACH, ROOM, ROWS) for own in experts]
-    window = jax.tree.map(lambda *own: jnp.stack(own), *(window_of(own, 0, ROOM, ROWS) for own in lists))
+    lists = [LISTS(jnp.asarray(own), jnp.asarray(own[:, 0] < 6)) for own in experts]
+    window = jax.tree.map(lambda *own: jnp.stack(own), *(WINDOW(own, 0, ROOM, ROWS) for own in lists))
     gates = np.random.default_rng(2).random(experts.shape, np.float32)
     taken = 0
     for rank in range(RANKS):
-        places = jax.device_get(places_of_list(window, jnp.asarray(gates), jnp.int32(rank), RANKS, ROWS, EACH))
-        hide = partial(without_list, index=jnp.int32(rank), lists=RANKS, rows=ROWS)
-        sent = jax.device_get(jax.vmap(hide)(window))
+        places = jax.device_get(PLACES(window, jnp.asarray(gates), jnp.int32(rank)))
+        sent = jax.device_get(HIDE(window, jnp.int32(rank)))
         mine = [
             (experts[s, t, j] % EACH, 5 * s + t, gates[s, t, j])
             for s in range(2)

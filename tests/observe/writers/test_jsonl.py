@@ -30,11 +30,15 @@ def test_a_line_holds_the_record_and_leaves_out_what_is_not_known(tmp_path: Path
     assert line["eval_loss"] == 2.5 and "mfu" not in line
 
 
-def test_a_restored_run_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_restored_run_replaces_the_steps_after_its_checkpoint_and_one_from_the_start_all(tmp_path: Path) -> None:
     write(tmp_path, [10, 20, 30], loss=1.0)
     write(tmp_path, [30, 40], first_step=21, loss=2.0)
     assert steps_in(tmp_path) == [10, 20, 30, 40]
     assert [values["loss"] for values in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0, 2.0, 2.0]
+    write(tmp_path, [10])
+    assert steps_in(tmp_path) == [10]
+    write(tmp_path, [20], first_step=11)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_run_that_goes_back_replaces_the_steps_after_the_checkpoint(tmp_path: Path) -> None:
@@ -50,22 +54,14 @@ def test_a_run_that_goes_back_replaces_the_steps_after_the_checkpoint(tmp_path: 
     assert [values["loss"] for values in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("kept", [1, 17, -1])
-def test_a_line_broken_by_a_kill_is_dropped(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize(("end", "steps"), [(1, [10, 30]), (17, [10, 30]), (-1, [10, 30]), (None, [10, 20, 30])])
+def test_a_line_broken_by_a_kill_is_dropped_unless_it_lost_only_its_newline(tmp_path: Path, end, steps) -> None:
     write(tmp_path, [10, 20])
     path = tmp_path / "metrics.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(first + second.rstrip()[:kept])
+    path.write_bytes(first + second.rstrip()[:end])
     write(tmp_path, [30], first_step=21)
-    assert steps_in(tmp_path) == [10, 30]
-
-
-def test_a_whole_line_that_lost_only_its_newline_is_kept(tmp_path: Path) -> None:
-    write(tmp_path, [10, 20])
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(path.read_bytes().rstrip())
-    write(tmp_path, [30], first_step=21)
-    assert steps_in(tmp_path) == [10, 20, 30]
+    assert steps_in(tmp_path) == steps
 
 
 def test_a_broken_line_in_the_middle_is_named_and_the_file_left_alone(tmp_path: Path) -> None:
@@ -84,11 +80,3 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
     text = (tmp_path / "metrics.jsonl").read_text()
     values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert values["loss"] is None and values["grad_norm"] is None
-
-
-def test_a_run_from_the_start_keeps_nothing_of_another_and_leaves_nothing_beside_the_metrics(tmp_path: Path) -> None:
-    write(tmp_path, [10, 20])
-    write(tmp_path, [10])
-    assert steps_in(tmp_path) == [10]
-    write(tmp_path, [20], first_step=11)
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -19,7 +19,6 @@ import re
 import shutil
 import signal
 import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +38,7 @@ from jaxpar.observe.writers.tensorboard import TensorBoard
 from jaxpar.training.run.loop import fit
 from jaxpar.training.run.run import Run
 from tests.patience import seconds
+from tests.processes import finished, fork
 from tests.training.runs import folder_of, losses, run_config
 
 STEPS = 48
@@ -95,18 +95,14 @@ def config_in(folder: Path) -> Config:
 def start(config: Config, board: Board) -> int:
     """Begin or go on with a run in a process of its own; its process id."""
     board.write("starting")
-    child = os.fork()
-    if child:
-        return child
-    try:
+
+    def work() -> None:
         liveness.report_activity = lambda where, **_: board.write(where)
         trainer = Run(config)
         fit(trainer, [JsonLines(), EventLog(), TensorBoard(), SummaryFile()])
         (folder_of(config).parent / "state").write_text(digest_of(trainer.state))
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+
+    return fork(work)
 
 
 def digest_of(state: Any) -> str:
@@ -115,14 +111,6 @@ def digest_of(state: Any) -> str:
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(state)):
         found.update(jax.tree_util.keystr(path).encode() + np.asarray(leaf).tobytes())
     return found.hexdigest()
-
-
-def finished(child: int) -> bool:
-    """Wait for a run: whether it ended by itself, and not by the kill. Any other end is an error."""
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, -signal.SIGKILL), f"a run failed with {code}"
-    return code == 0
 
 
 def newest_complete(config: Config) -> int:

@@ -1,6 +1,6 @@
 """Every file of a run's folder, damaged in every way: the run goes on rightly, or says in one sentence why it does not.
 
-Checkpoints are damaged in `tests/checkpoint/test_damage.py` and `test_damaged.py`, token folders in
+Checkpoints are damaged in `tests/checkpoint/test_damage.py` too, token folders in
 `tests/data/tokens/test_token_folder.py`.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxpar import report
+from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError
 from jaxpar.observe.writers.event_log import EventLog
 from jaxpar.observe.writers.jsonl import JsonLines
@@ -21,9 +22,10 @@ from jaxpar.observe.writers.plot import LossPlot
 from jaxpar.observe.writers.summary import SummaryFile
 from jaxpar.observe.writers.tensorboard import TensorBoard
 from jaxpar.training.errors import TrainingError
-from tests.training.runs import Recorder, folder_of, losses, make_trainer, run_config
+from tests.same_bits import assert_same_bits
+from tests.training.runs import Recorder, folder_of, losses, make_trainer, run_config, saved_state
 
-STEPS, SAVED = 6, 4
+STEPS, EVERY, SAVED = 6, 2, 4
 
 READ = ("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "summary.json")
 WRITTEN_ONLY = ("loss.png", "tensorboard")
@@ -74,14 +76,14 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A finished run with the checkpoints of steps 4 and 6."""
+    """A finished run with the checkpoints of steps 2, 4 and 6."""
     config = config_in(tmp_path_factory.mktemp("whole"))
     assert outcome(config)[0] == ""
     return config
 
 
 def config_in(folder: Path) -> Config:
-    return run_config(folder, STEPS, evaluation={"every": 3, "batches": 1}, checkpoint={"every": SAVED, "keep_last": 9})
+    return run_config(folder, STEPS, evaluation={"every": 3, "batches": 1}, checkpoint={"every": EVERY, "keep_last": 9})
 
 
 def copy_of(whole: Config, folder: Path, *, finished: bool) -> Config:
@@ -209,3 +211,53 @@ def test_a_report_of_a_damaged_folder_states_what_is_wrong_and_shows_the_rest(
         captured = capsys.readouterr()
         assert (code, captured.err) == (0, ""), kind
         assert (folder_of(config) / "report.html").stat().st_size > 10_000
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    files = (path for path in checkpoint.rglob("*") if path.is_file())
+    flipped(0.5, 1)(max(files, key=lambda path: path.stat().st_size))
+
+
+def delete_the_manifest(checkpoint: Path) -> None:
+    (checkpoint / MANIFEST).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (flip_a_bit, "is corrupt (its digest is not the one in manifest.json)"),
+        (delete_the_manifest, "it is half-written (it has no manifest.json)"),
+    ],
+    ids=["bit", "manifest"],
+)
+def test_a_damaged_newest_checkpoint_is_named_and_skipped(
+    tmp_path: Path, whole: Config, damage: Callable[[Path], None], why: str
+):
+    config = copy_of(whole, tmp_path, finished=False)
+    newest = folder_of(config) / "checkpoints" / f"{SAVED:08d}"
+    damage(newest)
+    _, messages = outcome(config)
+    [named] = [text for text in messages if "is skipped" in text]
+    assert named.startswith(f"checkpoint {newest} is skipped, because ") and named.endswith(why)
+    assert losses(config) == losses(whole)
+    assert_same_bits(saved_state(config, STEPS), saved_state(whole, STEPS))
+    assert newest.with_name(f"{newest.name}.broken-1").is_dir(), "the damaged one is kept for a person to look at"
+
+
+def test_a_run_with_no_usable_checkpoint_does_not_overwrite_its_record(tmp_path: Path, whole: Config):
+    config = copy_of(whole, tmp_path, finished=False)
+    for checkpoint in (folder_of(config) / "checkpoints").iterdir():
+        flip_a_bit(checkpoint)
+    before = (folder_of(config) / "metrics.jsonl").read_text()
+    message, _ = outcome(config)
+    assert all(part in message for part in ("no checkpoint that can be used", "step 4", "repair"))
+    assert (folder_of(config) / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_killed_in_its_first_save_starts_over(tmp_path: Path, whole: Config):
+    config = copy_of(whole, tmp_path, finished=False)
+    shutil.rmtree(folder_of(config) / "checkpoints" / f"{SAVED:08d}")
+    delete_the_manifest(folder_of(config) / "checkpoints" / f"{EVERY:08d}")
+    (folder_of(config) / "events.jsonl").unlink()  # which would have told of a save
+    assert outcome(config)[0] == ""
+    assert losses(config) == losses(whole)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxpar.checkpoint import Checkpointer
@@ -13,7 +12,7 @@ from jaxpar.observe.profile import ProfileWindow
 from jaxpar.training.monitor import anomaly_monitor as anomaly_monitor
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.saves import Saves
-from tests.training.monitor.test_anomaly_monitor import ROLLBACK, Rows, fit_with, scrambled, watched
+from tests.training.monitor.test_anomaly_monitor import ROLLBACK, fit_with, poisoned, scrambled, watched
 from tests.training.runs import Recorder, make_trainer, run_config
 
 
@@ -62,13 +61,7 @@ def test_a_look_into_a_broken_step_and_a_rollback_are_pauses(
         places(Checkpointer, "wait"),
     )
     restarts = places(liveness, "restarted")
-    disturb = scrambled(14)
-
-    def change(batch: int, rows: Rows) -> Rows:
-        return (
-            {**rows, "mask": np.where(rows["mask"] > 0, np.float32(np.inf), 0)} if batch == 6 else disturb(batch, rows)
-        )
-
+    change = lambda batch, rows: scrambled(14)(batch, poisoned((6,))(batch, rows))
     recorded = fit_with(watched(tmp_path, 15, **ROLLBACK), change)
     assert [anomaly.kind for anomaly in recorded.anomalies] == ["not_finite", "loss_spike"]
     assert looks == [("looking into step 6", False)]

@@ -16,7 +16,6 @@ import random
 import re
 import signal
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -36,7 +35,8 @@ from jaxpar.training.island_jobs.run import IslandRun
 from jaxpar.training.island_jobs.tensor_parts import Part
 from jaxpar.training.run.loop import fit
 from tests.patience import seconds
-from tests.training.damage.killed import Board, finished, wait_until
+from tests.processes import finished, fork
+from tests.training.damage.killed import Board, wait_until
 from tests.training.island_jobs.runs import island_config
 
 PLACES = {"starting": "", "in a step": "in step ", "saving": "saving ", "waiting": "waiting for other islands"}
@@ -73,16 +73,12 @@ class RecordedIsland(IslandRun):
 def start(config: Config, board: Board) -> int:
     """Begin or continue an island in a separate process; its process id."""
     board.write("starting")
-    child = os.fork()
-    if child:
-        return child
-    try:
+
+    def work() -> None:
         liveness.report_activity = lambda where, **_: board.write(where)
         fit(RecordedIsland(config), [JsonLines(), EventLog()])
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+
+    return fork(work)
 
 
 def wait_until_accepted(exchange: Exchange, name: str, after: int, child: int) -> int:

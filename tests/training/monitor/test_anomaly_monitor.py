@@ -1,7 +1,7 @@
 """Anomalies that a run notices while it trains: injected spikes, infinities and slow loaders, each reported once."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +43,9 @@ class AnomalyRecorder(Recorder):
         self.rewinds.append(step)
 
 
-def fit_with(config: Config, change: Callable[[int, Rows], Rows]) -> AnomalyRecorder:
+def fit_with(
+    config: Config, change: Callable[[int, Rows], Rows], recorded: AnomalyRecorder | None = None
+) -> AnomalyRecorder:
     """Fit with `change(batch number from 1, rows)` in place of the rows of each batch."""
     trainer = make_run(config)
     place = trainer.placer
@@ -56,7 +58,7 @@ def fit_with(config: Config, change: Callable[[int, Rows], Rows]) -> AnomalyReco
             return place(change(int(rows["examples"][0]) // len(rows["examples"]) + 1, rows))
 
     trainer.placer = Changed()  # pyright: ignore[reportAttributeAccessIssue]
-    recorded = AnomalyRecorder()
+    recorded = recorded or AnomalyRecorder()
     trainer.fit([JsonLines(), EventLog(), recorded])
     return recorded
 
@@ -68,6 +70,12 @@ def scrambled(*numbers: int) -> Callable[[int, Rows], Rows]:
         return {**rows, "labels": np.full_like(rows["labels"], 63)} if number in numbers else rows
 
     return change
+
+
+def poisoned(steps: Container[int]) -> Callable[[int, Rows], Rows]:
+    """Batches of which those of some steps have an infinity in the loss mask."""
+    infinite = lambda rows: {**rows, "mask": np.where(rows["mask"] > 0, np.float32(np.inf), 0)}
+    return lambda number, rows: infinite(rows) if number in steps else rows
 
 
 QUIET = {"limits": {"slow_step": None, "slow_pace": None, "data_wait": None}}
@@ -220,12 +228,8 @@ def test_a_watch_that_cannot_work_is_refused(tmp_path: Path, sections: dict[str,
         make_run(run_config(tmp_path, 5, **sections))
 
 
-def infinite_mask(number: int, rows: Rows) -> Rows:
-    return {**rows, "mask": np.where(rows["mask"] > 0, np.float32(np.inf), 0)} if number in (3, 4, 6) else rows
-
-
 def test_a_loss_that_is_not_finite_is_traced_to_its_batch_once(tmp_path: Path):
-    recorded = fit_with(watched(tmp_path, 7), infinite_mask)
+    recorded = fit_with(watched(tmp_path, 7), poisoned((3, 4, 6)))
     assert len([message for message in recorded.messages if "skipped" in message]) == 3
     (anomaly,) = recorded.anomalies
     assert (anomaly.kind, anomaly.step) == ("not_finite", 3)

@@ -1,7 +1,6 @@
 """Experts in 8 bits, on several layouts: tokens on their way to them, and products of shared and of routed experts."""
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import jax
@@ -17,9 +16,10 @@ from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.matmul import exempt, quantizes_once
 from jaxpar.layout.once_quantized import once_quantized_matrices
 from tests.nonzero_gradients import nonzero_gradients
-from tests.precision.test_matmul import apart
+from tests.same_bits import apart
 from tests.sentences import named
 from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import assert_near_one_device, changed_by_quantizing, on_one_device
 
 EXPERTS = ExpertsConfig(count=8, per_token=2, router="hash", shared=1, width=32)
 """Routed by a hash, so that no rounding changes the experts of a token."""
@@ -44,16 +44,6 @@ ONE_DEVICE = ["parallel.microbatches=2"]
 EXCEPTED = MatmulOptions(exclude=("head", "router", "attention_in", "attention_out"), first_layers=1, last_layers=0)
 
 
-@cache
-def _exact() -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(small(model=MODEL)))
-
-
-@cache
-def _one_device() -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(_in_fp8(ONE_DEVICE)))
-
-
 def _in_fp8(overrides: list[str]) -> Config:
     precision = {"matmul": "fp8_current", "matmul_options": EXCEPTED}
     return with_overrides(small(model=MODEL, precision=precision), overrides)
@@ -66,7 +56,7 @@ def test_tokens_in_codes_on_their_way_to_experts_change_a_step_by_their_rounding
     in_codes = small(model=MODEL, parallel={"quantized": {"tokens": "float8_e4m3fn"}})
     run = SmallRun(with_overrides(in_codes, LAYOUTS[name]))
     loss, gradients = nonzero_gradients(run)
-    wanted_loss, wanted = _exact()
+    wanted_loss, wanted, _ = on_one_device(small(model=MODEL))
     assert abs(loss - wanted_loss) <= 1e-3 * wanted_loss
     assert apart(gradients, wanted) == pytest.approx(0.0135, rel=0.02)
 
@@ -75,11 +65,9 @@ def test_tokens_in_codes_on_their_way_to_experts_change_a_step_by_their_rounding
 @pytest.mark.parametrize("name", SPLIT)
 def test_shared_experts_in_fp8_give_the_numbers_of_one_device(name: str):
     """Nothing else of the model is quantized; a third of what that changes is the limit."""
-    loss, gradients = nonzero_gradients(SmallRun(_in_fp8(SPLIT[name])))
-    wanted_loss, wanted = _one_device()
-    changed = apart(wanted, _exact()[1])
-    assert 1e-3 < changed < 0.15, "what quantizing changes"
-    assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss and apart(gradients, wanted) <= changed / 3
+    alone = _in_fp8(ONE_DEVICE)
+    assert 1e-3 < changed_by_quantizing(alone) < 0.15
+    assert_near_one_device(_in_fp8(SPLIT[name]), alone, changed_by_quantizing(alone) / 3)
 
 
 ROUTED = ExpertsConfig(count=8, per_token=2, router="hash", width=256)
@@ -98,14 +86,9 @@ ROUTED_ON = named("""
     """, ALL_TO_ALL=ALL_TO_ALL, ROUNDS=ROUNDS, OWN_FIRST=OWN_FIRST, SLICES=SLICES, GATHERED=GATHERED)  # fmt: skip
 
 
-def _routed(overrides: list[str], matmul: str | None) -> SmallRun:
-    precision = {} if matmul is None else {"matmul": matmul, "matmul_options": EXCEPTED}
-    return SmallRun(with_overrides(small(model=WIDE, data=LONG, precision=precision), overrides))
-
-
-@cache
-def _routed_on_one_device(matmul: str | None) -> tuple[float, Any]:
-    return nonzero_gradients(_routed(ONE_DEVICE, matmul))
+def _routed(overrides: list[str], matmul: str) -> Config:
+    precision = {"matmul": matmul, "matmul_options": EXCEPTED}
+    return with_overrides(small(model=WIDE, data=LONG, precision=precision), overrides)
 
 
 @pytest.mark.matrix(ci=1)
@@ -115,17 +98,14 @@ def test_routed_experts_in_fp8_give_the_numbers_of_one_device(matmul: str, name:
     """Nothing else of the model is quantized, and the limit is that of shared experts, a third of what that changes.
     Where tensor ranks do not split sums, layouts differ by which rows are neighbours in tiles, which hardly moves a
     code, and with scales of tensors and rows by nothing."""
-    loss, gradients = nonzero_gradients(_routed(ROUTED_ON[name], matmul))
-    wanted_loss, wanted = _routed_on_one_device(matmul)
-    assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
-    assert apart(gradients, wanted) <= (CHANGED[matmul] / 3 if "tensor" in name else 1e-5)
+    limit = CHANGED[matmul] / 3 if "tensor" in name else 1e-5
+    assert_near_one_device(_routed(ROUTED_ON[name], matmul), _routed(ONE_DEVICE, matmul), limit)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("matmul", CHANGED)
 def test_gradients_change_by_a_few_hundredths_where_routed_experts_are_quantized(matmul: str):
-    changed = apart(_routed_on_one_device(matmul)[1], _routed_on_one_device(None)[1])
-    assert changed == pytest.approx(CHANGED[matmul], rel=0.1)
+    assert changed_by_quantizing(_routed(ONE_DEVICE, matmul)) == pytest.approx(CHANGED[matmul], rel=0.1)
 
 
 @pytest.mark.long
@@ -134,7 +114,7 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
     they become codes; and the second step scales by what the first one saw."""
     found, names = [], ()
     for overrides in (ONE_DEVICE, ROUTED_ON["four expert ranks, slices, several rounds"]):
-        run = _routed(overrides, "fp8_delayed")
+        run = SmallRun(_routed(overrides, "fp8_delayed"))
         assert quantizes_once(run.step.layout.plan)
         names = tensor_names(run.step.layout.config)
         state = run.step.residency.initial_state()

@@ -1,6 +1,5 @@
 """Latent attention with FP8 matmuls, beside layers of plain attention: the numbers of one device on every layout."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.matmul import exempt
-from tests.nonzero_gradients import nonzero_gradients
-from tests.precision.test_matmul import apart
 from tests.sentences import named
-from tests.small_run import SmallRun, small
+from tests.small_run import small
+from tests.training.parity.one_device import assert_near_one_device, changed_by_quantizing
 
 LATENT = LatentAttentionConfig(kv_rank=16, query_rank=32, rope_dim=16, nope_dim=8, value_dim=8)
 MODEL: dict[str, Any] = {
@@ -29,27 +27,18 @@ LAYOUTS = named("""
     """)  # fmt: skip
 
 
-def config_of(overrides: list[str], matmul: str | None) -> Config:
+def config_of(overrides: list[str], matmul: str) -> Config:
     excepted = MatmulOptions(exclude=("head", "router"), first_layers=1, last_layers=0)
-    precision = {} if matmul is None else {"matmul": matmul, "matmul_options": excepted}
-    return with_overrides(small(model=MODEL, precision=precision), overrides)
-
-
-@cache
-def _reference(matmul: str | None) -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(config_of(["parallel.microbatches=2"], matmul)))
+    return with_overrides(small(model=MODEL, precision={"matmul": matmul, "matmul_options": excepted}), overrides)
 
 
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_give_the_numbers_of_one_device(name: str):
     """Within the limit of `tests/precision/test_matmul.py`: a third of what quantizing itself changes."""
-    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name], "fp8_current")))
-    wanted_loss, wanted = _reference("fp8_current")
-    assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
-    exact = apart(wanted, _reference(None)[1])
-    assert 0.03 < exact < 0.15, "what quantizing changes"
-    assert apart(gradients, wanted) <= exact / 3
+    alone = config_of(["parallel.microbatches=2"], "fp8_current")
+    assert 0.03 < changed_by_quantizing(alone) < 0.15
+    assert_near_one_device(config_of(LAYOUTS[name], "fp8_current"), alone, changed_by_quantizing(alone) / 3)
 
 
 def test_all_matmuls_of_latent_attention_have_scales():

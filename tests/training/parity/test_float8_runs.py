@@ -15,8 +15,7 @@ from jaxpar.generation.layout import generation_config
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.training.run_folder.same_run import forbidden_changes
 from tests.data.preference_files import prepared_pairs
-from tests.precision.test_matmul import apart
-from tests.same_bits import assert_same_bits
+from tests.same_bits import apart, assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.training.parity.test_lora import adapted, lively
 from tests.training.parity.test_preferences import batch_of, of_pairs

@@ -46,76 +46,51 @@ def loss_and_gradients(run: SmallRun) -> tuple[float, Any]:
     return float(loss), run.by_layer(gradients)
 
 
-def test_gradients_are_those_of_full_fine_tuning_projected():
-    """With G the gradient of the merged matrix W + s A B: dA = s G B^T and dB = s A^T G, so that at full rank the
+MODELS: dict[str, tuple[LoraConfig, dict[str, Any], int]] = {
+    "dense": (LoraConfig(rank=32, alpha=16.0), {"layers": 2, "kv_heads": 4}, 7),
+    "experts": (
+        LoraConfig(rank=8, alpha=16.0), {"layers": 2, "experts": ExpertsConfig(4, per_token=2, width=24, shared=1)}, 10,
+    ),
+}  # fmt: skip
+"""Factors, a model, and how many of its matrices have some."""
+
+
+@pytest.mark.parametrize("name", ["dense", pytest.param("experts", marks=pytest.mark.long)])
+def test_gradients_are_those_of_full_fine_tuning_projected(name: str):
+    """With G the gradient of the merged matrix W + s A B, of each expert: dA = s G B^T and dB = s A^T G, so that the
     gradient on the product, s (dA B + A dB), is s^2 (G B^T B + A A^T G)."""
-    lora = LoraConfig(rank=32, alpha=16.0)
-    run = SmallRun(adapted(lora, model={"layers": 2, "kv_heads": 4}))
+    lora, model, count = MODELS[name]
+    run, scale = SmallRun(adapted(lora, model=model)), lora.alpha / lora.rank
     state = lively(run)
     loss, found = loss_and_gradients(run)
-    scale, factors, frozen = 0.5, jax.device_get(state.master)["layers"]["all"], jax.device_get(state.frozen)
-    merged: dict[str, Any] = {"attention": {}, "mlp": {}}
-    products: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {"attention": {}, "mlp": {}}
-    for part, own in products.items():
-        for name in [name.removesuffix("_lora_a") for name in factors[part] if name.endswith("_a")]:
-            w = frozen["layers"]["all"][part][name]
-            a, b = factors[part][f"{name}_lora_a"], factors[part][f"{name}_lora_b"]
-            own[name] = a.reshape(2, -1, 32), b.reshape(2, 32, -1)
-            merged[part][name] = w + scale * (own[name][0] @ own[name][1]).reshape(w.shape)
-    full = SmallRun(small(model={"layers": 2, "kv_heads": 4}))
-    whole = merge(frozen, {"layers": {"all": merged}})
-    wanted_loss, gradients = full.step.gradients(state_with(full.step, whole), full.batch(0))
-    assert loss == pytest.approx(float(wanted_loss), rel=TOLERANCE)
-    assert sum(map(len, products.values())) == 7
-    for part, own in products.items():
-        for name, (a, b) in own.items():
-            g = np.asarray(gradients["layers"]["all"][part][name]).reshape(2, a.shape[1], -1)
-            da, db = (
-                found["layers"]["all"][part][f"{name}_{end}"].reshape(of.shape)
-                for end, of in (("lora_a", a), ("lora_b", b))
-            )
-            at, bt = a.transpose(0, 2, 1), b.transpose(0, 2, 1)
-            for what, got, wanted in (
-                ("dA", da, scale * g @ bt),
-                ("dB", db, scale * at @ g),
-                ("the product", scale * (da @ b + a @ db), scale**2 * (g @ bt @ b + a @ at @ g)),
-            ):
-                assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (part, name, what)
-
-
-@pytest.mark.long
-def test_experts_with_factors_are_the_merged_experts():
-    """Each expert's matrix is W + s A B, with s = 2: loss, and gradients of the factors of the experts, from those of
-    the merged matrices G: dA = s G B^T and dB = s A^T G."""
-    lora, scale = LoraConfig(rank=8, alpha=16.0), 2.0
-    model = {"layers": 2, "experts": ExpertsConfig(count=4, per_token=2, width=24, shared=1)}
-    run = SmallRun(adapted(lora, model=model))
-    state = lively(run)
-    loss, found = loss_and_gradients(run)
-    factors, frozen = jax.device_get((state.master, state.frozen))
-    merged: dict[str, dict[str, np.ndarray]] = {}
-    for part, own in factors["layers"]["all"].items():
-        names = [name.removesuffix("_lora_a") for name in own if name.endswith("_a")]
-        merged[part] = {name: frozen["layers"]["all"][part][name] for name in names}
-        for name, w in merged[part].items():
-            left, right = own[f"{name}_lora_a"], own[f"{name}_lora_b"]
-            lead = left.shape[: left.ndim - 2] if left.ndim == 4 and w.ndim == 4 and part == "mlp" else left.shape[:1]
-            left, right = left.reshape(*lead, -1, lora.rank), right.reshape(*lead, lora.rank, -1)
-            merged[part][name] = w + scale * (left @ right).reshape(w.shape)
+    factors, frozen = jax.device_get((state.master["layers"]["all"], state.frozen))
+    merged: dict[str, dict[str, np.ndarray]] = {part: {} for part in factors}
+    matrices: list[tuple[str, str, np.ndarray, np.ndarray]] = []
+    for part, own in factors.items():
+        for matrix in [key.removesuffix("_lora_a") for key in own if key.endswith("_a")]:
+            a, b = own[f"{matrix}_lora_a"], own[f"{matrix}_lora_b"]
+            stacked = a.shape[: 2 if name == "experts" and matrix in ("up", "gate", "down") else 1]
+            assert stacked in ((2,), (2, 4)), "each expert has factors of its own"
+            a, b = a.reshape(*stacked, -1, lora.rank), b.reshape(*stacked, lora.rank, -1)
+            w = frozen["layers"]["all"][part][matrix]
+            merged[part][matrix] = w + scale * (a @ b).reshape(w.shape)
+            matrices.append((part, matrix, a, b))
+    assert len(matrices) == count
     full = SmallRun(small(model=model))
-    wanted_loss, gradients = full.step.gradients(
-        state_with(full.step, merge(frozen, {"layers": {"all": merged}})), full.batch(0)
-    )
+    whole = state_with(full.step, merge(frozen, {"layers": {"all": merged}}))
+    wanted_loss, gradients = full.step.gradients(whole, full.batch(0))
     assert loss == pytest.approx(float(wanted_loss), rel=TOLERANCE)
-    own, checked = factors["layers"]["all"]["mlp"], 0
-    for name in ("up", "gate", "down"):
-        g, a, b = np.asarray(gradients["layers"]["all"]["mlp"][name]), own[f"{name}_lora_a"], own[f"{name}_lora_b"]
-        assert a.shape == (2, 4, g.shape[2], 8), "each expert has factors of its own"
-        for end, wanted in (("a", scale * g @ b.swapaxes(2, 3)), ("b", scale * a.swapaxes(2, 3) @ g)):
-            got = found["layers"]["all"]["mlp"][f"{name}_lora_{end}"]
-            assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (name, end)
-            checked += 1
-    assert checked == 6
+    for part, matrix, a, b in matrices:
+        g = np.asarray(gradients["layers"]["all"][part][matrix]).reshape(*a.shape[:-1], -1)
+        of_factors = found["layers"]["all"][part]
+        da, db = (of_factors[f"{matrix}_lora_{end}"].reshape(of.shape) for end, of in (("a", a), ("b", b)))
+        at, bt = a.swapaxes(-1, -2), b.swapaxes(-1, -2)
+        for what, got, wanted in (
+            ("dA", da, scale * g @ bt),
+            ("dB", db, scale * at @ g),
+            ("the product", scale * (da @ b + a @ db), scale**2 * (g @ bt @ b + a @ at @ g)),
+        ):
+            assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (part, matrix, what)
 
 
 LAYOUTS = factor_layouts.LAYOUTS | {

@@ -2,18 +2,16 @@
 the same numbers."""
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.given_weights import state_with
-from tests.nonzero_gradients import nonzero_gradients
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.training.parity import factor_layouts
-from tests.training.parity.one_device import TOLERANCE, assert_close
+from tests.training.parity.one_device import TOLERANCE, assert_equals_one_device
 
 RANKS = {"query": 5, "key": 6, "value": 4, "output": 7, "gate": 9, "up": 8, "down": 10}
 MODEL: dict[str, Any] = {"layers": 2, "low_rank": RANKS}
@@ -56,21 +54,12 @@ LAYOUTS = factor_layouts.LAYOUTS | {
 }
 
 
-@cache
-def _alone(layout: str) -> tuple[float, Any, Any]:
-    run = SmallRun(small(model=MODEL | LAYOUTS[layout].get("model", {})))
-    initial = run.by_layer(run.step.residency.initial_state().master)
-    return *nonzero_gradients(run, initial), initial
-
-
 @pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_has_the_gradients_of_one_device(layout: str):
     sections = LAYOUTS[layout]
-    wanted_loss, wanted, initial = _alone(layout)
-    run = SmallRun(small(**{**sections, "model": MODEL | sections.get("model", {})}))
-    loss, gradients = nonzero_gradients(run, initial)
-    assert_close(loss, wanted_loss, gradients, wanted)
+    model = MODEL | sections.get("model", {})
+    assert_equals_one_device(SmallRun(small(**{**sections, "model": model})), small(model=model))
 
 
 def test_a_schedule_that_splits_the_backward_is_refused():

@@ -4,16 +4,15 @@ Gradients are compared by the relative error of the whole gradient, |found - exa
 docs/zeropp.md states; a scale applied twice, a shard of another step or a contribution left out exceed them.
 """
 
-from functools import cache
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from tests.nonzero_gradients import nonzero_gradients
-from tests.small_run import SmallRun, small, worst_difference
+from tests.same_bits import apart, worst_difference
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import on_one_device
 
 MODEL = {"layers": 2, "embed": 64, "mlp": 128}
 NODE = 4
@@ -52,31 +51,16 @@ def config_of(sections: dict[str, dict[str, Any]]) -> Any:
     return small(**sections | {"model": MODEL | sections.get("model", {})})
 
 
-@cache
-def _reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(config_of({"model": dict(model)})))
-
-
-def found(sections: dict[str, dict[str, Any]]) -> tuple[float, float, Any, Any]:
-    """Loss and gradients of a layout, each after those of one device."""
-    loss, gradients = _reference(tuple(sections.get("model", {}).items()))
-    nodes = 2 if sections["parallel"].get("pipe", 1) > 1 else NODE
-    found_loss, found_gradients = nonzero_gradients(SmallRun(config_of(sections), nodes))
-    return loss, found_loss, gradients, found_gradients
-
-
-def size_of(tree: Any) -> float:
-    return float(np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(tree))))
-
-
 @pytest.mark.matrix(ci=3)
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized_messages_give_them_within_the_stated_error(name: str):
     limit, sections = QUANTIZED[name]
-    wanted_loss, loss, wanted, gradients = found(sections)
+    wanted_loss, wanted, _ = on_one_device(config_of({"model": sections.get("model", {})}))
+    nodes = 2 if sections["parallel"].get("pipe", 1) > 1 else NODE
+    loss, gradients = nonzero_gradients(SmallRun(config_of(sections), nodes))
     weights = sections["parallel"]["quantized"].get("weights")
     assert abs(loss - wanted_loss) <= (0.01 if weights else 1e-5) * wanted_loss
-    error = size_of(jax.tree.map(lambda a, b: a - b, gradients, wanted)) / size_of(wanted)
+    error = apart(gradients, wanted)
     assert limit / 20 < error < limit, "not exact, or the messages were not quantized"
     if weights is None:
         norms = gradients["final_norm"], wanted["final_norm"]

@@ -13,7 +13,6 @@ from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes
 from jaxpar.layout.memory.state_storage import check_offloaded_state, offload_rows, streamed_bytes
 from jaxpar.layout.state import weight_states
-from jaxpar.memory import streaming
 from jaxpar.memory.disk_array import DiskArray, load_disk_arrays
 from jaxpar.optim.rule import is_stacked
 from jaxpar.pages.units import size
@@ -25,15 +24,11 @@ from tests.sentences import named, refused
 from tests.small_run import SmallRun, small
 from tests.traced import operations
 from tests.training.residency.unpinned import unpinned_mesh
-from tests.training.runs import fit, run_config, saved_state
 
 STEPS = 3
 
 
-@pytest.fixture(autouse=True)
-def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small weights pass in several pieces too."""
-    monkeypatch.setattr(streaming, "PIECE_BYTES", 3000)
+pytestmark = pytest.mark.usefixtures("in_pieces")
 
 
 def run_of(name: str, offload: str, **sections: dict[str, Any]) -> SmallRun:
@@ -76,28 +71,6 @@ def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
         found, streamed = states_of(name, offload, run={"dir": str(tmp_path)})
         assert found == before
         assert_same_bits(streamed, state)
-
-
-UNEVEN = {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero": 1}
-
-
-@pytest.mark.long
-def test_a_run_may_change_where_its_state_is_stored_at_every_start(tmp_path: Path):
-    """Checkpoints do not depend on where it was stored; layers are moved to their order in them, and back."""
-
-    def run(name: str, steps: int, offload: str) -> Any:
-        sections = {"model": {"layers": 4}, "parallel": UNEVEN, "memory": {"optimizer_offload": offload}}
-        config = run_config(
-            tmp_path, steps, run={"name": name}, evaluation={"batches": 1, "sample_tokens": 2}, **sections
-        )
-        summary, _ = fit(config)
-        return config, summary
-
-    whole, summary = run("whole", 4, "none")
-    for steps, offload in ((1, "none"), (2, "host"), (3, "file"), (4, "host")):
-        parts, found = run("parts", steps, offload)
-    assert found.loss == summary.loss and found.eval_loss == summary.eval_loss
-    assert_same_bits(saved_state(parts, 4), saved_state(whole, 4))
 
 
 def step_of(offload: str, **sections: dict[str, Any]) -> TrainStep:

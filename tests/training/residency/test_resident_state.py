@@ -14,7 +14,6 @@ from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows, streamed_bytes
 from jaxpar.layout.state import weight_states
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.memory import streaming
 from jaxpar.observe.events import Summary
 from jaxpar.pages.units import size
 from jaxpar.training.run.trainer import Trainer
@@ -29,10 +28,7 @@ STAYS = ("embedding.tokens", "final_norm.scale", "layers.all.attention.query", "
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
-@pytest.fixture(autouse=True)
-def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small weights pass in several pieces too."""
-    monkeypatch.setattr(streaming, "PIECE_BYTES", 3000)
+pytestmark = pytest.mark.usefixtures("in_pieces")
 
 
 def run_of(stays: tuple[str, ...] | None, **sections: Any) -> SmallRun:
@@ -113,19 +109,22 @@ UNEVEN = {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero
 
 
 @pytest.mark.long
-def test_a_run_may_leave_other_weights_on_the_device_at_every_start(tmp_path: Path):
-    """A checkpoint does not depend on them, nor on the layout that wrote it."""
+def test_a_run_may_change_where_its_state_is_stored_at_every_start(tmp_path: Path):
+    """Checkpoints do not depend on where it was, nor on which weights stay on the device; layers are moved to their
+    order in them, and back."""
     devices = jax.devices()[:4]
 
-    def run(name: str, steps: int, stays: tuple[str, ...], offload: str = "host") -> tuple[Config, Summary]:
+    def run(name: str, steps: int, offload: str, stays: tuple[str, ...] = ()) -> tuple[Config, Summary]:
         sections = {"model": {"layers": 4}, "parallel": UNEVEN, "memory": {"optimizer_offload": offload}}
-        config = run_config(tmp_path, steps, run={"name": name}, evaluation={"batches": 1}, **sections)
+        evaluation = {"batches": 1, "sample_tokens": 2}
+        config = run_config(tmp_path, steps, run={"name": name}, evaluation=evaluation, **sections)
         plan = make_plan(resolve_config(config, len(devices)), devices[0])
         trainer = Trainer(config, devices=devices, plan=replace(plan, resident_weights=stays))
         return config, trainer.fit([])
 
-    whole, summary = run("whole", 4, (), "none")
-    for steps, stays in ((1, ()), (2, STAYS), (3, STAYS[:1]), (4, ())):
-        parts, found = run("parts", steps, stays)
+    whole, summary = run("whole", 6, "none")
+    places = [("none", ()), ("host", ()), ("host", STAYS), ("host", STAYS[:1]), ("file", ()), ("host", ())]
+    for steps, (offload, stays) in enumerate(places, start=1):
+        parts, found = run("parts", steps, offload, stays)
     assert found.loss == summary.loss and found.eval_loss == summary.eval_loss
-    assert_same_bits(saved_state(parts, 4), saved_state(whole, 4))
+    assert_same_bits(saved_state(parts, 6), saved_state(whole, 6))

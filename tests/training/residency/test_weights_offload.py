@@ -9,7 +9,6 @@ import pytest
 from jaxpar.config.validate import validate
 from jaxpar.layout.memory.state_bytes import host_gradient_bytes, layer_bytes, offloaded_state_bytes
 from jaxpar.layout.memory.state_storage import check_offloaded_state, offload_rows, streamed_bytes
-from jaxpar.memory import streaming
 from jaxpar.pages.units import size
 from jaxpar.training.run.out_of_memory import explained
 from tests.same_bits import assert_same_bits
@@ -19,10 +18,7 @@ from tests.small_run import SmallRun, small
 LAYERS, STEPS = 4, 3
 
 
-@pytest.fixture(autouse=True)
-def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small weights pass in several pieces too."""
-    monkeypatch.setattr(streaming, "PIECE_BYTES", 3000)
+pytestmark = pytest.mark.usefixtures("in_pieces")
 
 
 def run_of(offload: str, **sections: Any) -> SmallRun:

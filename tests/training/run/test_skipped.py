@@ -5,37 +5,22 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from jaxpar.config import Config
-from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.runtime import loss_scale
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.training.runs import MESH, Recorder, fit, folder_of, make_run, run_config, saved_state, write_config
+from tests.training.monitor.test_anomaly_monitor import AnomalyRecorder, fit_with, poisoned
+from tests.training.runs import MESH, fit, folder_of, run_config, saved_state, write_config
 
 
-def fit_poisoned(config: Config, steps: Container[int], recorded: Recorder | None = None) -> Recorder:
+def fit_poisoned(config: Config, steps: Container[int], recorded: AnomalyRecorder | None = None) -> AnomalyRecorder:
     """Fit with an infinity in the loss mask of the batches of some steps."""
-    trainer, recorded = make_run(config), recorded or Recorder()
-    place = trainer.placer
-
-    class Poisoned:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(place, name)
-
-        def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-            if rows["examples"][0] // len(rows["examples"]) + 1 in steps:
-                rows = {**rows, "mask": np.where(rows["mask"] > 0, np.float32(np.inf), 0)}
-            return place(rows)
-
-    trainer.placer = Poisoned()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer.fit([JsonLines(), recorded])
-    return recorded
+    return fit_with(config, poisoned(steps), recorded)
 
 
 def test_a_skipped_step_is_counted_and_leaves_the_weights_as_they_were(tmp_path: Path):
@@ -99,7 +84,7 @@ def test_saves_of_skipped_steps_do_not_push_out_the_last_healthy_checkpoint(tmp_
 
     healthy = "the last healthy checkpoint is checkpoints/00000004"
     with refused("5 steps in a row", "00000008", "4 skipped steps", "checkpoints/00000004", error=TrainingError):
-        fit_poisoned(config(30, 5), range(5, 31), recorded := Recorder())
+        fit_poisoned(config(30, 5), range(5, 31), recorded := AnomalyRecorder())
     assert saved() == ["00000004", "00000006", "00000008"]
     reported = "; " + healthy + ", and no checkpoint is deleted until a step is applied."
     assert [message for message in recorded.messages if "healthy" in message] == [
@@ -107,7 +92,7 @@ def test_saves_of_skipped_steps_do_not_push_out_the_last_healthy_checkpoint(tmp_
         "checkpoints/00000008 was saved after 4 skipped steps" + reported,
     ]
     with refused("10 steps in a row", error=TrainingError):
-        fit_poisoned(config(30, 10), range(5, 31), recorded := Recorder())
+        fit_poisoned(config(30, 10), range(5, 31), recorded := AnomalyRecorder())
     goes_on = "The run continues from checkpoints/00000008, which was saved after 4 skipped steps"
     assert recorded.messages[0] == f"{goes_on}; {healthy}; to go back to it, move the newer ones away."
     assert saved() == ["00000004", "00000006", "00000008", "00000010", "00000012"], "also after a restart"

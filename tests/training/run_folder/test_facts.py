@@ -19,11 +19,12 @@ STEP = 2
 HF = {"family": "llama", "dtypes": {}}
 MISSING = object()
 REQUIRED = (
-    "config", "shuffle", "mixture", "left_out", "tokens", "skipped", "empty", "loss", "eval_step", "eval_loss",
+    "shuffle", "mixture", "left_out", "tokens", "skipped", "empty", "loss", "eval_step", "eval_loss",
     "skipped_in_row", "carried",
 )  # fmt: skip
 WRONG: list[tuple[str, Any]] = [
-    ("config", None), ("config", []), ("hugging_face", 5), ("hugging_face", {}), ("hugging_face", {"family": [1]}),
+    ("config", MISSING), ("config", None),
+    ("config", []), ("hugging_face", 5), ("hugging_face", {}), ("hugging_face", {"family": [1]}),
     ("hugging_face", HF | {"family": [1]}), ("hugging_face", HF | {"dtypes": {"a": 1}}), ("came_from", 5),
     ("came_from", [5]), ("base", {"path": "a"}), ("reference", "a"), ("carried", 5), ("carried", {"a": 1}),
     ("tokens", "5"), ("empty", None), ("loss", []), ("shuffle", [1]), ("mixture", {"first": 0}), ("left_out", 5),
@@ -81,12 +82,6 @@ def test_training_refuses_it_too(run: Config, checkpoint: Path, name: str, value
     change(checkpoint, name, value)
     with refused(str(checkpoint), FACTS, name, error=CheckpointError):
         fit(run)
-
-
-def test_a_model_needs_its_configuration(checkpoint: Path):
-    change(checkpoint, "config", MISSING)
-    with refused(str(checkpoint), FACTS, "'config'", error=CheckpointError):
-        open_source(checkpoint, "MODEL")
 
 
 def test_factors_need_the_model_that_they_adapt(checkpoint: Path):
