@@ -71,10 +71,10 @@ def memory_picture(timeline: MemoryTimeline, capacity: int) -> dict[str, object]
     areas, below = [], [0] * len(timeline.places)
     for name, color in CLASS_COLORS.items():
         above = [low + count for low, count in zip(below, timeline.classes[name], strict=True)]
-        top, bottom = (
+        upper, lower = (
             [f"{x(p)},{y(v)}" for p, v in zip(timeline.places, edge, strict=True)] for edge in (above, below)
         )
-        areas.append((color, " ".join(top + bottom[::-1])))
+        areas.append((color, " ".join(upper + lower[::-1])))
         below = above
     return dict(
         width=WIDTH, height=HEIGHT, left=LEFT, right=WIDTH - RIGHT, top=top, bottom=bottom, areas=areas,
