@@ -48,9 +48,9 @@ class Products(NamedTuple):
         """Seconds of `rows` rows of k numbers times a matrix [k, n] for each group. Numbers that are multiplied have
         `read` bytes, where these are others."""
         device, groups, item = self.device, self.groups, self.item
-        if self.loop:  # each block's product is written in float32, read, and written into the result
-            block = device.matmul(LOOP_ROWS, n, k, 1, 4, item)
-            return self._blocks(rows) * (block + device.bytes_seconds(float(LOOP_ROWS * n * (4 + item))))
+        if self.loop:  # rows and matrix are copied; the product is written in float32, read, and written into the result
+            block, copied = device.matmul(LOOP_ROWS, n, k, 1, 4, item), 2.0 * item * k * (LOOP_ROWS + n)
+            return self._blocks(rows) * (block + device.bytes_seconds(copied + LOOP_ROWS * n * (4 + item)))
         filled, read = rows + FORWARD_ROWS * groups, item if read is None else read
         moved = (rows * k + groups * k * n) * read + rows * n * item
         return max(self._compute(filled, n, k, read), device.bytes_seconds(moved))
@@ -58,8 +58,9 @@ class Products(NamedTuple):
     def gradient(self, rows: float, n: int, k: int, out_bytes: float, read: int) -> float:
         """Seconds of the gradient [k, n] of the matrix of each group, of `out_bytes` a number."""
         groups = self.groups
-        if self.loop:  # each block's product is added to its group's matrix in float32
-            return self._blocks(rows) * self.device.matmul(k, n, LOOP_ROWS, 1, 8, self.item)
+        if self.loop:  # rows and the group's float32 matrix are copied; the product is added, and the sum copied back
+            product, copied = self.device.matmul(k, n, LOOP_ROWS, 1, 8, self.item), 2.0 * self.item * (k + n)
+            return self._blocks(rows) * (product + self.device.bytes_seconds(LOOP_ROWS * copied + 16.0 * k * n))
         moved = rows * (k + n) * read + groups * k * n * out_bytes
         each = max(1.0, rows / groups) + GRADIENT_ROWS
         return max(self._compute(float(groups * k), n, each, read), self.device.bytes_seconds(moved))

@@ -10,8 +10,8 @@ from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layer_messages import LayerMessages
 from jaxpar.cost.messages import Network, Ring
 from jaxpar.cost.operations import Device
-from jaxpar.cost.work import Work
-from jaxpar.hardware.sources import assumed, derived
+from jaxpar.cost.work import ACCUMULATED, Work
+from jaxpar.hardware.sources import assumed, chosen, derived
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.mesh.placements import TABLES
 
@@ -21,8 +21,18 @@ PADDED: Annotated[int, assumed("a run pads the vocabulary to model.vocab_multipl
 """Multiple to which a rank's part of the vocabulary is padded: odd ones would be slow (`operations.ALIGNED`)."""
 
 
-PASSES: Annotated[float, derived("programs of XLA:GPU, which fuse casts to float32 into the reductions")] = 6.0
-"""Bytes that the loss moves for each logit, forward and again backward, beside the matmuls' own traffic."""
+PASSES: Annotated[float, derived("float32 read three times, 16 bits written, read and written turned")] = 18.0
+"""Bytes that a tile's loss moves for each logit: its maximum, its sum, and its gradient, of which both products read
+an order of their own."""
+TILE_BYTES: Annotated[int, chosen("the float32 logits that are in memory at a time")] = 2**30
+"""Largest logits of a tile of tokens."""
+FILLED: Annotated[int, derived("XLA:GPU's pass cublas-pad-for-gemms")] = 8
+"""Multiple to which XLA fills the tokens of a tile."""
+
+
+def loss_tiles(tokens: int, columns: int) -> int:
+    """Tiles of so many tokens whose logits are computed one after the other (`model.tiled_loss`)."""
+    return -(-4 * tokens * columns // TILE_BYTES)
 
 
 def head_time(case: LayerCase, vocab: int, device: Device, network: Network, ends: int = 1) -> tuple[Work, Work]:
@@ -32,13 +42,14 @@ def head_time(case: LayerCase, vocab: int, device: Device, network: Network, end
     the logits, of all tokens.
     """
     columns = -(-vocab // (case.tensor * ends * PADDED)) * PADDED
-    item = case.item
-    forward = device.matmul(case.tokens, columns, case.embed, 1, item, item)
-    inward = device.matmul(case.tokens, case.embed, columns, 1, item, item)
-    weight = 0.0 if case.frozen else device.matmul(case.embed, columns, case.tokens, 1, 8, item)
+    item, tiles = case.item, loss_tiles(case.tokens, columns)
+    tokens = -(-case.tokens // (tiles * FILLED)) * FILLED
+    forward = tiles * device.matmul(tokens, columns, case.embed, 1, 4, item)
+    inward = tiles * device.matmul(tokens, case.embed, columns, 1, item, item)
+    weight = 0.0 if case.frozen else tiles * device.matmul(case.embed, columns, tokens, 1, ACCUMULATED, item)
     messages = LayerMessages(case, network)
     embed = device.bytes_seconds(case.between * 4 + case.between * (0 if case.frozen else 10))
-    other = device.bytes_seconds(PASSES * float(case.tokens) * columns) + embed / 2
+    other = (device.bytes_seconds(PASSES * float(case.tokens) * columns) + embed) / 2
     return Work(forward, 0.0, other, messages.half), Work(inward + weight, 0.0, other, messages.half)
 
 
