@@ -103,8 +103,12 @@ class Layers:
         kept = {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
         return {sort: kept[sort.kind] for sort in self.cases}
 
+    def kept(self, remat: Remat, slots: Kinds) -> dict[Sort, float]:
+        """Bytes that a layer of each sort keeps of a microbatch, averaged over those of a chunk."""
+        return {sort: kept_bytes(self.cases[sort], own) for sort, own in self.by_sort(remat, slots).items()}
+
     def copied(self, remat: Remat, slots: Kinds, fraction: float) -> dict[Sort, float]:
-        """Bytes that a layer of each sort copies to the host of a microbatch, averaged over those of a chunk."""
+        """The same of what it copies to the host."""
         by_sort = self.by_sort(remat, slots)
         return {sort: copied_bytes(self.cases[sort], own, fraction) for sort, own in by_sort.items()}
 
