@@ -82,6 +82,20 @@ class LayerCase:
         return self._routed(self.shape.layer.matrices)
 
     @cached_property
+    def joined(self) -> tuple[int, int]:
+        """Messages of its matrices, and of those of its experts: XLA joins neighbours up to the size of the largest
+        matrix (`layout.compiler_choices`)."""
+        dense, routed = ([size([one]) for one in self.shape.layer.matrices] for size in (self._dense, self._routed))
+        largest, numbers = max(*dense, *routed, 1), list[int]()
+        for sizes in (dense, routed):
+            number, sent = 0, largest
+            for size in filter(None, sizes):
+                joins = sent + size <= largest
+                number, sent = number + (not joins), size + joins * sent
+            numbers.append(max(1, number))
+        return numbers[0], numbers[1]
+
+    @cached_property
     def coded(self) -> float:
         """The parameters among `parameters` that are stored, and gathered, as codes of 8 bits."""
         return self._stored(lambda group, quantization: quantization.quantizes(group), self._dense)

@@ -82,7 +82,10 @@ class DataMessages:
         long again backward, and reduced."""
         if self.layout.zero < 3:
             return 0.0, 0.0
-        gather = self.shards.gather(layers * case.parameters, layers * case.coded)
-        gather += self.expert_shards.gather(layers * case.experts, layers * case.coded_experts)
-        scatter = self.shards.scatter(layers * case.trained) + self.expert_shards.scatter(layers * case.experts)
-        return gather, scatter
+        dense, experts = case.joined
+        gather = dense * self.shards.gather(layers / dense * case.parameters, layers / dense * case.coded)
+        gather += experts * self.expert_shards.gather(
+            layers / experts * case.experts, layers / experts * case.coded_experts
+        )
+        scatter = dense * self.shards.scatter(layers / dense * case.trained)
+        return gather, scatter + experts * self.expert_shards.scatter(layers / experts * case.experts)
