@@ -24,32 +24,36 @@ PADDED: Annotated[int, assumed("a run pads the vocabulary to model.vocab_multipl
 PASSES: Annotated[float, derived("float32 read three times, 16 bits written, read and written turned")] = 18.0
 """Bytes that a tile's loss moves for each logit: its maximum, its sum, and its gradient, of which both products read
 an order of their own."""
+FUSED: Annotated[float, assumed("16 bits read twice, the gradient written, by kernels of a loss in one")] = 12.0
+"""The same of software whose logits are whole, both ways."""
 TILE_BYTES: Annotated[int, chosen("the float32 logits that are in memory at a time")] = 2**30
 """Largest logits of a tile of tokens."""
 FILLED: Annotated[int, derived("XLA:GPU's pass cublas-pad-for-gemms")] = 8
 """Multiple to which XLA fills the tokens of a tile."""
 
 
-def loss_tiles(tokens: int, columns: int) -> int:
+def tiles_of_logits(tokens: int, columns: int) -> int:
     """Tiles of so many tokens whose logits are computed one after the other (`model.tiled_loss`)."""
     return -(-4 * tokens * columns // TILE_BYTES)
 
 
-def head_time(case: LayerCase, vocab: int, device: Device, network: Network, ends: int = 1) -> tuple[Work, Work]:
+def head_time(
+    case: LayerCase, vocab: int, device: Device, network: Network, ends: int = 1, tiled: bool = True
+) -> tuple[Work, Work]:
     """Output head and loss, forward and backward: the head's matmul, and the logits in memory.
 
     A frozen head and embedding have no gradients. Of `ends` pipeline ranks that share the vocabulary each has a part of
-    the logits, of all tokens.
+    the logits, of all tokens. Without `tiled` logits are whole, as other software has them.
     """
     columns = -(-vocab // (case.tensor * ends * PADDED)) * PADDED
-    item, tiles = case.item, loss_tiles(case.tokens, columns)
+    item, tiles = case.item, tiles_of_logits(case.tokens, columns) if tiled else 1
     tokens = -(-case.tokens // (tiles * FILLED)) * FILLED
     forward = tiles * device.matmul(tokens, columns, case.embed, 1, 4, item)
     inward = tiles * device.matmul(tokens, case.embed, columns, 1, item, item)
     weight = 0.0 if case.frozen else tiles * device.matmul(case.embed, columns, tokens, 1, ACCUMULATED, item)
     messages = LayerMessages(case, network)
     embed = device.bytes_seconds(case.between * 4 + case.between * (0 if case.frozen else 10))
-    other = (device.bytes_seconds(PASSES * float(case.tokens) * columns) + embed) / 2
+    other = (device.bytes_seconds((PASSES if tiled else FUSED) * float(case.tokens) * columns) + embed) / 2
     return Work(forward, 0.0, other, messages.half), Work(inward + weight, 0.0, other, messages.half)
 
 

@@ -153,8 +153,8 @@ def copied_bytes(case: LayerCase, remat: Remat, fraction: float) -> float:
 def _bytes(
     case: LayerCase, remat: tuple[tuple[int, tuple[tuple[str, str], ...]], ...], treatments: Collection[str]
 ) -> float:
-    """Bytes of the activations with one of these treatments, averaged over the layers."""
+    """Bytes of the activations with one of these treatments, averaged over the layers; what a map leaves out is saved."""
     sizes = activation_bytes(case.shape)
     layers = sum(count for count, _ in remat)
-    own = lambda runs: sum(sizes[name] for name, treatment in runs if treatment in treatments and name in sizes)
-    return sum(count * own(runs) for count, runs in remat) / layers
+    own = lambda named: sum(size for name, size in sizes.items() if named.get(name, "save") in treatments)
+    return sum(count * own(dict(named)) for count, named in remat) / layers

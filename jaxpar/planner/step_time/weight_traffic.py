@@ -56,10 +56,11 @@ class DataMessages:
         apart, wire = layout.expert * layout.tensor, self._expert_wire()
         self.expert_shards = where.messages(wire, layout.fsdp * layout.context, apart, item)
         self.expert_data = where.messages(wire, layout.replica * layout.fsdp * layout.context, apart, item)
-        ranks = self.shards.ranks, self.expert_shards.ranks
-        sums_shards = layout.zero == 3 or (layout.zero == 2 and layout.pipe == 1)
-        self.at_rest = (ranks if layout.zero == 3 else (1, 1)), (ranks if sums_shards else (1, 1))
-        """Ranks over which weights are split, and those of experts, and accumulators likewise."""
+        ranks, full = (self.shards.ranks, self.expert_shards.ranks), (1, 1)
+        in_shards = layout.zero == 3 and not holds_chunks(layout)
+        sums_shards = in_shards or (layout.zero == 2 and layout.pipe == 1)
+        self.at_rest = (ranks if in_shards else full), (ranks if sums_shards else full)
+        """Ranks over which weights are split in the stacks, and those of experts, and accumulators likewise."""
 
     def _expert_wire(self) -> Transport:
         """How weights of experts travel: their hpZ shard has the neighbours that share an expert, if any."""
