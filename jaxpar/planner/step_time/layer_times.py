@@ -153,7 +153,7 @@ def copied_bytes(case: LayerCase, remat: Remat, fraction: float) -> float:
 def _bytes(
     case: LayerCase, remat: tuple[tuple[int, tuple[tuple[str, str], ...]], ...], treatments: Collection[str]
 ) -> float:
-    """Bytes of the activations with one of these treatments, averaged over the layers; what a map leaves out is saved."""
+    """Bytes of the activations with one of these treatments, averaged over layers; a map saves what it leaves out."""
     sizes = activation_bytes(case.shape)
     layers = sum(count for count, _ in remat)
     own = lambda named: sum(size for name, size in sizes.items() if named.get(name, "save") in treatments)
