@@ -31,9 +31,9 @@ FLASH1 = 2.0
 
 @dataclass(frozen=True)
 class Mechanisms:
-    """The ways in which a system differs from jaxpar. No system copies weights, gradients and saved activations from and
-    into stacks (`slices` of a step), nor has the loss in tiles. The defaults are assumed of software that `SYSTEMS` does
-    not know."""
+    """The ways in which a system differs from jaxpar. No system copies weights, gradients and saved activations from
+    and into stacks (`slices` of a step), nor has the loss in tiles. The defaults are assumed of software that `SYSTEMS`
+    does not know."""
 
     attention: Literal["hopper", "flash2", "flash1", "scores"] = "flash2"
     """Kernels written for Hopper; FlashAttention-2 or 1; or matmuls with all scores in memory and GPT-3's dropout."""
