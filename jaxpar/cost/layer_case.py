@@ -86,14 +86,14 @@ class LayerCase:
         """Messages of its matrices, and of those of its experts: XLA joins neighbours up to the size of the largest
         matrix (`layout.compiler_choices`)."""
         dense, routed = ([size([one]) for one in self.shape.layer.matrices] for size in (self._dense, self._routed))
-        largest, numbers = max(*dense, *routed, 1), list[int]()
+        largest, messages = max(*dense, *routed, 1), list[int]()
         for sizes in (dense, routed):
-            number, sent = 0, largest
+            count, sent = 0, largest
             for size in filter(None, sizes):
                 joins = sent + size <= largest
-                number, sent = number + (not joins), size + joins * sent
-            numbers.append(max(1, number))
-        return numbers[0], numbers[1]
+                count, sent = count + (not joins), size + joins * sent
+            messages.append(max(1, count))
+        return messages[0], messages[1]
 
     @cached_property
     def coded(self) -> float:

@@ -100,12 +100,12 @@ class Layers:
         if isinstance(remat, str) or not slots:
             return dict.fromkeys(self.cases, remat)
         runs = runs_by_kind([LayerRun(n, of_all_names(dict(own), tuple(dict(own)))) for n, own in remat], slots)
-        kept = {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
-        return {sort: kept[sort.kind] for sort in self.cases}
+        maps = {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
+        return {sort: maps[sort.kind] for sort in self.cases}
 
-    def kept(self, remat: Remat, slots: Kinds) -> dict[Sort, float]:
+    def stored(self, remat: Remat, slots: Kinds) -> dict[Sort, float]:
         """Bytes that a layer of each sort keeps of a microbatch, averaged over those of a chunk."""
-        return {sort: kept_bytes(self.cases[sort], own) for sort, own in self.by_sort(remat, slots).items()}
+        return {sort: kept_bytes(self.cases[sort], runs) for sort, runs in self.by_sort(remat, slots).items()}
 
     def copied(self, remat: Remat, slots: Kinds, fraction: float) -> dict[Sort, float]:
         """The same of what it copies to the host."""
@@ -156,5 +156,5 @@ def _bytes(
     """Bytes of the activations with one of these treatments, averaged over layers; a map saves what it leaves out."""
     sizes = activation_bytes(case.shape)
     layers = sum(count for count, _ in remat)
-    own = lambda named: sum(size for name, size in sizes.items() if named.get(name, "save") in treatments)
-    return sum(count * own(dict(named)) for count, named in remat) / layers
+    local = lambda named: sum(size for name, size in sizes.items() if named.get(name, "save") in treatments)
+    return sum(count * local(dict(named)) for count, named in remat) / layers

@@ -84,10 +84,10 @@ class Step:
         if copied:
             copy = copied / self.where.cluster.host_bandwidth
             forth, back = (walk(*beside_copies(run, copy)) for run in (forth, back))
-        kept = self.layers.kept(self.layout.remat, self.slots)[sort]
+        stored = self.layers.stored(self.layout.remat, self.slots)[sort]
         forth, back = (
             walk(Repeat("layer", run), Op("slices", self.where.device.bytes_seconds(size), "slices"))
-            for run, size in zip((forth, back), self.messages.stack_bytes(case, kept - copied), strict=True)
+            for run, size in zip((forth, back), self.messages.stack_bytes(case, stored - copied), strict=True)
         )
         return Chunk(forth, back, weight)
 
