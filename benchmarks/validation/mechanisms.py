@@ -14,6 +14,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import join_or, quoted
+from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layout import Layout
 from jaxpar.cost.work import total
@@ -30,8 +31,9 @@ FLASH1 = 2.0
 
 @dataclass(frozen=True)
 class Mechanisms:
-    """The ways in which a system differs from jaxpar. No system copies a pipeline's weights and gradients from and into
-    stacks (`slices` of a step). The defaults are assumed of software that `SYSTEMS` does not know."""
+    """The ways in which a system differs from jaxpar. No system copies weights, gradients and saved activations from
+    and into stacks (`slices` of a step), nor has the loss in tiles. The defaults are assumed of software that `SYSTEMS`
+    does not know."""
 
     attention: Literal["hopper", "flash2", "flash1", "scores"] = "flash2"
     """Kernels written for Hopper; FlashAttention-2 or 1; or matmuls with all scores in memory and GPT-3's dropout."""
@@ -108,9 +110,14 @@ def other_seconds(
     spent = step.spent_in(layout, step.pipeline(layout))
     layers = model.layers / layout.pipe
     more = step.microbatches * layers * _Layer(step, does).more - spent["slices"]
-    if does.eager:
-        head = step.layers.head(layout.vocab_ranks).other / (1 if layout.shared_embed_and_head else layout.pipe)
-        more += (EAGER[model.norm == "rmsnorm"] - 1) * step.microbatches * head
+    on, ends = (step.where.vocab, step.where.device, step.where.network), layout.vocab_ranks
+    head, others = total(head_time(step.case, *on, ends)), total(head_time(step.case, *on, ends, tiled=False))
+    eager = (EAGER[model.norm == "rmsnorm"] - 1) * others.other if does.eager else 0.0
+    more += (
+        step.microbatches
+        * (others.seconds - head.seconds + eager)
+        / (1 if layout.shared_embed_and_head else layout.pipe)
+    )
     grown = more / step.work.seconds
     hidden = 0.0
     if does.overlap_data and layout.zero < 3:

@@ -11,13 +11,13 @@ the rows, in as many rounds as its room needs; memory traffic and messages are t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Annotated, Literal, NamedTuple
 
 from jaxpar.config.bounds import SLICES
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.cost.grouped import Products
+from jaxpar.cost.grouped import Products, added_numbers
 from jaxpar.cost.messages import Network, Ring
 from jaxpar.cost.operations import Device
 from jaxpar.cost.wire_messages import element_bytes
@@ -31,10 +31,6 @@ from jaxpar.trace.clock import added
 MOVED: Annotated[float, derived("read and written on the way in and on the way back")] = 4.0
 """Numbers read and written for each number of a row that experts have room for, on the way in and back together, where
 slices are compared; backward as many."""
-ADDED: Annotated[float, derived("two read, one written")] = 3.0
-"""Numbers read and written to add a slice's gradient of a weight to another's."""
-LOCAL_ADDED: Annotated[float, derived("one read")] = 1.0
-"""The same of a rank's local rows: the pass that adds the slices' gradients reads one more."""
 SORTED: Annotated[float, derived("read, written")] = 2.0
 """Numbers read and written for each number of a row in the order of experts, which is made from rows as they arrive.
 The backward makes both this, as it is not kept, and the sum of gradients of copies."""
@@ -136,7 +132,7 @@ class Experts:
             return self.asked_slices
         least = 2 if self.own_rows == "first" else 1
         allowed = [slices for slices in range(least, SLICES + 1) if self.shape.part_tokens % slices == 0]
-        return min(allowed or [1], key=self.seconds)
+        return min(allowed or [1], key=self._by_kernels.seconds)
 
     def local_first(self, slices: int) -> bool:
         """Whether a rank's local rows are computed apart, while the first slice is sent."""
@@ -144,7 +140,12 @@ class Experts:
             return False
         if self.own_rows != "auto":
             return self.own_rows == "first"
-        return self.seconds(slices, first=True) < self.seconds(slices, first=False)
+        return self._by_kernels.seconds(slices, first=True) < self._by_kernels.seconds(slices, first=False)
+
+    @cached_property
+    def _by_kernels(self) -> Experts:
+        """The same with kernels, by whose times a run chooses."""
+        return replace(self, loop=False) if self.loop else self
 
     def seconds(self, slices: int, first: bool | None = None) -> float:
         """Forward and backward. A message costs its start in addition to its bytes (alpha + beta n; FSMoE,
@@ -152,7 +153,7 @@ class Experts:
         weights. None is what `local_first` says."""
         first = self.local_first(slices) if first is None else first
         work, local = self._slice(slices, first), self._local(first)
-        added = self.device.bytes_seconds(_added(slices, first) * self.shape.item_bytes * self._weights)
+        added = self.device.bytes_seconds(added_numbers(slices, first) * self.shape.item_bytes * self._weights)
         return slices * sum(work) + sum(local) + added + sum(self.waited(slices, first))
 
     @cached_property
@@ -175,9 +176,9 @@ class Experts:
 
     def _products(self, share: float) -> Work:
         """Products of a share of all rows, with what moves them."""
-        shape, times = self.shape, self.times
+        shape, times, passed = self.shape, self.times, self.device.bytes_seconds
         rows = shape.tokens * self._experts.per_token * share
-        moved = self.device.bytes_seconds(MOVED * shape.item_bytes * shape.routed_rows * share * shape.embed)
+        moved = passed(MOVED * shape.item_bytes * shape.routed_rows * share * shape.embed)
         forward = inward = weights = 0.0
         for part in shape.layer.parts:
             for group in part.groups:
@@ -185,9 +186,10 @@ class Experts:
                 for name in part.factors_of(*group.weights):
                     if "experts" in part.weights[name].axes:
                         k, n = shape.matrix(part.weights[name])
-                        forward += times.matmul(rows, n, k, item)
-                        inward += times.matmul(rows, k, n, item)
+                        forward += times.matmul(rows, n, k, item) + passed(times.copied(rows, n, k))
+                        inward += times.matmul(rows, k, n, item) + passed(times.copied(rows, k, n))
                         weights += times.gradient(rows, n, k, shape.item_bytes, of_gradient)
+                        weights += passed(times.gradient_copied(rows, n, k))
         return Work(forward + moved, inward + moved, weights)
 
     @cached_property
@@ -283,18 +285,14 @@ class Experts:
         forward = slices * sum(times.matmul(rows, n, k, item) for n, k in sides)
         inward = slices * sum(times.matmul(rows, k, n, item) for n, k in sides)
         weight = slices * sum(times.gradient(rows, n, k, ACCUMULATED, of_gradient) for n, k in sides)
-        numbers = _added(slices, self.local_first(slices)) * self.groups * sum(k * n for n, k in sides)
+        numbers = added_numbers(slices, self.local_first(slices)) * self.groups * sum(k * n for n, k in sides)
         weight += self.device.bytes_seconds(numbers * shape.item_bytes)
-        moved = back = 0.0
+        moved = slices * sum(times.copied(rows, n, k) for n, k in sides)
+        back = slices * sum(times.copied(rows, k, n) + times.gradient_copied(rows, n, k) for n, k in sides)
         if group.name in shape.quantization.groups:
             room, wide = float(shape.rounds * shape.routed_rows), sum(n for n, _ in sides)
-            moved, back = 4.0 * sides[0][1] * (room + self.groups * wide), 4.0 * room * wide
+            moved, back = moved + 4.0 * sides[0][1] * (room + self.groups * wide), back + 4.0 * room * wide
         if not group.inward:
             moved += (SORTED + COMBINED) * self.row_bytes
             back += (2 * SORTED + COMBINED) * self.row_bytes
         return Counted(forward, inward, weight, moved, back)
-
-
-def _added(slices: int, local_first: bool) -> float:
-    """Numbers read and written, for each weight, to add the gradients of all parts in which rows are multiplied."""
-    return ADDED * (slices - 1) + LOCAL_ADDED * local_first

@@ -32,6 +32,11 @@ MANY: Annotated[float, TOKAMAX] = 0.73
 LOOP_ROWS: Annotated[int, derived("pallas_kernels.grouped_matmul.reference")] = 512
 """Rows of a block of the loop; a group's last block is half empty on average."""
 
+ADDED: Annotated[float, derived("two read, one written")] = 3.0
+"""Numbers read and written to add a slice's gradient of a weight to another's."""
+LOCAL_ADDED: Annotated[float, derived("one read")] = 1.0
+"""The same of a rank's local rows: the pass that adds the slices' gradients reads one more."""
+
 
 class Products(NamedTuple):
     """Products of rows with the matrices of so many groups on one device."""
@@ -48,9 +53,8 @@ class Products(NamedTuple):
         """Seconds of `rows` rows of k numbers times a matrix [k, n] for each group. Numbers that are multiplied have
         `read` bytes, where these are others."""
         device, groups, item = self.device, self.groups, self.item
-        if self.loop:  # each block's product is written in float32, read, and written into the result
-            block = device.matmul(LOOP_ROWS, n, k, 1, 4, item)
-            return self._blocks(rows) * (block + device.bytes_seconds(float(LOOP_ROWS * n * (4 + item))))
+        if self.loop:
+            return self._blocks(rows) * device.matmul(LOOP_ROWS, n, k, 1, 4, item)
         filled, read = rows + FORWARD_ROWS * groups, item if read is None else read
         moved = (rows * k + groups * k * n) * read + rows * n * item
         return max(self._compute(filled, n, k, read), device.bytes_seconds(moved))
@@ -64,6 +68,16 @@ class Products(NamedTuple):
         each = max(1.0, rows / groups) + GRADIENT_ROWS
         return max(self._compute(float(groups * k), n, each, read), self.device.bytes_seconds(moved))
 
+    def copied(self, rows: float, n: int, k: int) -> float:
+        """Bytes that a loop copies for `matmul`: each block's rows and matrix, and its float32 product into the
+        result."""
+        each = 2 * self.item * k * (LOOP_ROWS + n) + (4 + self.item) * LOOP_ROWS * n
+        return self._blocks(rows) * each if self.loop else 0.0
+
+    def gradient_copied(self, rows: float, n: int, k: int) -> float:
+        """The same for `gradient`: each block's rows, and the group's float32 sum, out of all and into them."""
+        return self._blocks(rows) * (2 * self.item * LOOP_ROWS * (k + n) + 16 * k * n) if self.loop else 0.0
+
     def _blocks(self, rows: float) -> float:
         return rows / LOOP_ROWS + self.groups / 2 if rows else 0.0
 
@@ -76,3 +90,8 @@ class Products(NamedTuple):
         share = 1.0 - (1.0 - MANY) * min(1.0, max(0.0, many))
         rate = device.matmul_rate(item) * share * aligned(n, item)
         return waves * tile * model.multiprocessors * 2.0 * (k + model.matmul_ramp) / rate
+
+
+def added_numbers(slices: int, local_first: bool) -> float:
+    """Numbers read and written, for each weight, to add the gradients of all parts in which rows are multiplied."""
+    return ADDED * (slices - 1) + LOCAL_ADDED * local_first

@@ -10,8 +10,8 @@ from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layer_messages import LayerMessages
 from jaxpar.cost.messages import Network, Ring
 from jaxpar.cost.operations import Device
-from jaxpar.cost.work import Work
-from jaxpar.hardware.sources import assumed, derived
+from jaxpar.cost.work import ACCUMULATED, Work
+from jaxpar.hardware.sources import assumed, chosen, derived
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.mesh.placements import TABLES
 
@@ -21,24 +21,39 @@ PADDED: Annotated[int, assumed("a run pads the vocabulary to model.vocab_multipl
 """Multiple to which a rank's part of the vocabulary is padded: odd ones would be slow (`operations.ALIGNED`)."""
 
 
-PASSES: Annotated[float, derived("programs of XLA:GPU, which fuse casts to float32 into the reductions")] = 6.0
-"""Bytes that the loss moves for each logit, forward and again backward, beside the matmuls' own traffic."""
+PASSES: Annotated[float, derived("float32 read three times, 16 bits written, read and written turned")] = 18.0
+"""Bytes that a tile's loss moves for each logit: its maximum, its sum, and its gradient, of which both products read
+an order of their own."""
+FUSED: Annotated[float, assumed("16 bits read twice, the gradient written, by kernels of a loss in one")] = 12.0
+"""The same of software whose logits are whole, both ways."""
+TILE_BYTES: Annotated[int, chosen("the float32 logits that are in memory at a time")] = 2**30
+"""Largest logits of a tile of tokens."""
+FILLED: Annotated[int, derived("XLA:GPU's pass cublas-pad-for-gemms")] = 8
+"""Multiple to which XLA fills the tokens of a tile."""
 
 
-def head_time(case: LayerCase, vocab: int, device: Device, network: Network, ends: int = 1) -> tuple[Work, Work]:
+def tiles_of_logits(tokens: int, columns: int) -> int:
+    """Tiles of so many tokens whose logits are computed one after the other (`model.tiled_loss`)."""
+    return -(-4 * tokens * columns // TILE_BYTES)
+
+
+def head_time(
+    case: LayerCase, vocab: int, device: Device, network: Network, ends: int = 1, tiled: bool = True
+) -> tuple[Work, Work]:
     """Output head and loss, forward and backward: the head's matmul, and the logits in memory.
 
     A frozen head and embedding have no gradients. Of `ends` pipeline ranks that share the vocabulary each has a part of
-    the logits, of all tokens.
+    the logits, of all tokens. Without `tiled` logits are whole, as other software has them.
     """
     columns = -(-vocab // (case.tensor * ends * PADDED)) * PADDED
-    item = case.item
-    forward = device.matmul(case.tokens, columns, case.embed, 1, item, item)
-    inward = device.matmul(case.tokens, case.embed, columns, 1, item, item)
-    weight = 0.0 if case.frozen else device.matmul(case.embed, columns, case.tokens, 1, 8, item)
+    item, tiles = case.item, tiles_of_logits(case.tokens, columns) if tiled else 1
+    tokens = -(-case.tokens // (tiles * FILLED)) * FILLED
+    forward = tiles * device.matmul(tokens, columns, case.embed, 1, 4, item)
+    inward = tiles * device.matmul(tokens, case.embed, columns, 1, item, item)
+    weight = 0.0 if case.frozen else tiles * device.matmul(case.embed, columns, tokens, 1, ACCUMULATED, item)
     messages = LayerMessages(case, network)
     embed = device.bytes_seconds(case.between * 4 + case.between * (0 if case.frozen else 10))
-    other = device.bytes_seconds(PASSES * float(case.tokens) * columns) + embed / 2
+    other = (device.bytes_seconds((PASSES if tiled else FUSED) * float(case.tokens) * columns) + embed) / 2
     return Work(forward, 0.0, other, messages.half), Work(inward + weight, 0.0, other, messages.half)
 
 

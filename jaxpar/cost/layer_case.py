@@ -82,6 +82,20 @@ class LayerCase:
         return self._routed(self.shape.layer.matrices)
 
     @cached_property
+    def joined(self) -> tuple[int, int]:
+        """Messages of its matrices, and of those of its experts: XLA joins neighbours up to the size of the largest
+        matrix (`layout.compiler_choices`)."""
+        dense, routed = ([size([one]) for one in self.shape.layer.matrices] for size in (self._dense, self._routed))
+        largest, messages = max(*dense, *routed, 1), list[int]()
+        for sizes in (dense, routed):
+            count, sent = 0, largest
+            for size in filter(None, sizes):
+                joins = sent + size <= largest
+                count, sent = count + (not joins), size + joins * sent
+            messages.append(max(1, count))
+        return messages[0], messages[1]
+
+    @cached_property
     def quantized_parameters(self) -> float:
         """The parameters among `parameters` that are stored, and gathered, as codes of 8 bits."""
         return self._stored(lambda group, quantization: quantization.quantizes(group), self._dense)

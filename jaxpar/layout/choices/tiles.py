@@ -10,6 +10,7 @@ from jaxpar.config.axes import BATCH_AXES
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, LayerRun
+from jaxpar.cost.head import tiles_of_logits
 from jaxpar.layers.declared import declare_layer, hidden_names
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, inside_numbers
 from jaxpar.memory.remat import Treatment, joined
@@ -40,7 +41,8 @@ def loss_tiles(config: Config) -> Choice[int]:
     logits = f"a microbatch has {size(bytes_of)} of logits"
     if config.memory.loss_tiles is not None:
         return Choice(config.memory.loss_tiles, f"asked for; {logits}")
-    return Choice(min(-(-bytes_of // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
+    tiles = tiles_of_logits(head_tokens(config), head_columns(config))
+    return Choice(min(tiles, _part(config)), f"{logits}, at most 1 GiB at a time")
 
 
 def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Choice[int]:

@@ -68,7 +68,7 @@ PARTS = {
         "waiting for other pipeline ranks (their loss included)",
         "the pipeline: more microbatches (a larger batch) would fill it",
     ),
-    "slices": ("copies of a pipeline's weights and gradients from and into their stacks", "ZeRO-3, or fewer ticks"),
+    "slices": ("copies of weights, gradients and saved activations from and into stacks", "fewer microbatches"),
     "stragglers": ("waiting for the slowest host", "the number of hosts"),
     "islands": (
         "waiting for outer gradients of other islands",

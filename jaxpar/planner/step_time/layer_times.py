@@ -100,11 +100,15 @@ class Layers:
         if isinstance(remat, str) or not slots:
             return dict.fromkeys(self.cases, remat)
         runs = runs_by_kind([LayerRun(n, of_all_names(dict(own), tuple(dict(own)))) for n, own in remat], slots)
-        kept = {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
-        return {sort: kept[sort.kind] for sort in self.cases}
+        maps = {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
+        return {sort: maps[sort.kind] for sort in self.cases}
+
+    def stored(self, remat: Remat, slots: Kinds) -> dict[Sort, float]:
+        """Bytes that a layer of each sort keeps of a microbatch, averaged over those of a chunk."""
+        return {sort: kept_bytes(self.cases[sort], runs) for sort, runs in self.by_sort(remat, slots).items()}
 
     def copied(self, remat: Remat, slots: Kinds, fraction: float) -> dict[Sort, float]:
-        """Bytes that a layer of each sort copies to the host of a microbatch, averaged over those of a chunk."""
+        """The same of what it copies to the host."""
         by_sort = self.by_sort(remat, slots)
         return {sort: copied_bytes(self.cases[sort], own, fraction) for sort, own in by_sort.items()}
 
@@ -149,8 +153,8 @@ def copied_bytes(case: LayerCase, remat: Remat, fraction: float) -> float:
 def _bytes(
     case: LayerCase, remat: tuple[tuple[int, tuple[tuple[str, str], ...]], ...], treatments: Collection[str]
 ) -> float:
-    """Bytes of the activations with one of these treatments, averaged over the layers."""
+    """Bytes of the activations with one of these treatments, averaged over layers; a map saves what it leaves out."""
     sizes = activation_bytes(case.shape)
     layers = sum(count for count, _ in remat)
-    own = lambda runs: sum(sizes[name] for name, treatment in runs if treatment in treatments and name in sizes)
-    return sum(count * own(runs) for count, runs in remat) / layers
+    local = lambda named: sum(size for name, size in sizes.items() if named.get(name, "save") in treatments)
+    return sum(count * local(dict(named)) for count, named in remat) / layers

@@ -19,9 +19,9 @@ GATHERS: Annotated[float, PROGRAMS] = 0.03
 """Least share of gathers of weights that is waited for."""
 SCATTERS: Annotated[float, PROGRAMS] = 0.15
 """Least share of reductions of gradients that is waited for."""
-BESIDE: Annotated[float, PROGRAMS] = 0.4
+BESIDE: Annotated[float, PROGRAMS] = 0.5
 """Share of a layer that messages of weights run beside."""
-BESIDE_TENSOR: Annotated[float, PROGRAMS] = 0.1
+BESIDE_TENSOR: Annotated[float, PROGRAMS] = 0.18
 """The same of a layer in which tensor ranks send messages."""
 HELD_GATHERS: Annotated[float, PROGRAMS] = 0.41
 """Share of gathers that is waited for, of chunks that a pipeline holds whole: little runs beside them."""

@@ -13,14 +13,7 @@ from jaxpar.planner.step_time.layer_times import Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
 from jaxpar.planner.step_time.overlap import beside_copies, beside_weights, first_gather
 from jaxpar.planner.step_time.pipeline import Chunk, Pieces, joined, run_pipeline
-from jaxpar.planner.step_time.weight_traffic import (
-    SLICED,
-    SLICED_GRADIENT,
-    DataMessages,
-    holds_chunks,
-    reduces_with_weights,
-    slices_chunks,
-)
+from jaxpar.planner.step_time.weight_traffic import DataMessages, holds_chunks, reduces_with_weights
 from jaxpar.trace.parts import WIRE, Message, Op, Repeat, Run
 
 AGAIN = "recomputed "
@@ -51,7 +44,7 @@ class Step:
         backward has as many, and reductions."""
         same = (
             self.layers, self.slots, layout.remat, layout.offload_fraction, *self.sent.values(),
-            reduces_with_weights(layout), slices_chunks(layout),
+            reduces_with_weights(layout), self.messages.at_rest,
         )  # fmt: skip
         self.passed = where.made.of(("passed", *same), lambda: self._all_passed(layout))
         """A layer of each sort."""
@@ -87,16 +80,15 @@ class Step:
         else:
             forth = walk(*beside_weights(forward.run(), gather, 0.0, tensor))
             back = walk(*beside_weights(back, gather, scatter, tensor))
-        if copied := self.layers.copied(self.layout.remat, self.slots, self.layout.offload_fraction)[sort]:
+        copied = self.layers.copied(self.layout.remat, self.slots, self.layout.offload_fraction)[sort]
+        if copied:
             copy = copied / self.where.cluster.host_bandwidth
             forth, back = (walk(*beside_copies(run, copy)) for run in (forth, back))
-        if slices_chunks(self.layout):
-            each, trained = case.parameters + case.experts, case.trained + case.experts
-            moved = SLICED * each, SLICED * each + SLICED_GRADIENT * trained
-            forth, back = (
-                walk(Repeat("layer", run), Op("slices", self.where.device.bytes_seconds(size), "slices"))
-                for run, size in zip((forth, back), moved, strict=True)
-            )
+        stored = self.layers.stored(self.layout.remat, self.slots)[sort]
+        forth, back = (
+            walk(Repeat("layer", run), Op("slices", self.where.device.bytes_seconds(size), "slices"))
+            for run, size in zip((forth, back), self.messages.stack_bytes(case, stored - copied), strict=True)
+        )
         return Chunk(forth, back, weight)
 
     def _microbatches(self) -> tuple[Pieces, Run]:

@@ -14,11 +14,12 @@ from jaxpar.pipeline.schedules.registry import SCHEDULES
 from jaxpar.planner.step_time.common import Common
 
 SLICED: Annotated[float, derived("16 bits, read and written")] = 4.0
-"""Bytes that a pipeline's program moves in a tick for each number of a chunk's weights, where all of a rank's chunks
-lie whole on the device: a weight is copied out of the stack of chunks, forward and again backward."""
+"""Bytes that a microbatch moves for each number of a layer's weights as they rest on a device: they are copied out of
+the stack of layers, forward and again backward."""
 SLICED_GRADIENT: Annotated[float, derived("float32 copied out, added to, copied in")] = 20.0
-"""The same of its accumulator. Of the compiled programs of 405B (pipe 16, four chunks) and 175B (pipe 16, three) both
-are all but a tenth and a quarter of the memory traffic, of which XLA's own recomputation is the rest."""
+"""The same of its accumulators, as these rest."""
+STACKED: Annotated[float, derived("read, written")] = 2.0
+"""Times that an activation which a layer saves moves into the stack of all layers."""
 
 
 def held_seconds(layout: Layout, gather: float, scatter: float) -> tuple[float, float]:
@@ -32,11 +33,6 @@ def holds_chunks(layout: Layout) -> bool:
     """Whether the executor holds whole chunks while microbatches go through them."""
     shards = layout.fsdp * layout.expert * layout.context
     return layout.pipe > 1 and holds(layout.schedule, layout.virtual_stages, layout.zero, shards)
-
-
-def slices_chunks(layout: Layout) -> bool:
-    """Whether whole weights and accumulators of a chunk are copied out of their stacks, and in, in each tick."""
-    return layout.pipe > 1 and layout.zero < 3
 
 
 def reduces_with_weights(layout: Layout) -> bool:
@@ -60,6 +56,11 @@ class DataMessages:
         apart, wire = layout.expert * layout.tensor, self._expert_wire()
         self.expert_shards = where.messages(wire, layout.fsdp * layout.context, apart, item)
         self.expert_data = where.messages(wire, layout.replica * layout.fsdp * layout.context, apart, item)
+        ranks, full = (self.shards.ranks, self.expert_shards.ranks), (1, 1)
+        in_shards = layout.zero == 3 and not holds_chunks(layout)
+        sums_shards = in_shards or (layout.zero == 2 and layout.pipe == 1)
+        self.at_rest = (ranks if in_shards else full), (ranks if sums_shards else full)
+        """Ranks over which weights are split in the stacks, and those of experts, and accumulators likewise."""
 
     def _expert_wire(self) -> Transport:
         """How weights of experts travel: their hpZ shard has the neighbours that share an expert, if any."""
@@ -69,12 +70,25 @@ class DataMessages:
         assert hpz is not None, "neighbours that are whole ranks of an axis"
         return replace(wire, hpz=hpz)
 
+    def stack_bytes(self, case: LayerCase, saved: float) -> tuple[float, float]:
+        """Bytes that a layer copies out of the stacks of all layers and into them in a microbatch, forward and
+        backward; `saved` are those of the activations that it saves."""
+        (dense, experts), (summed, summed_experts) = self.at_rest
+        weights = SLICED * (case.parameters / dense + case.experts / experts)
+        gradients = SLICED_GRADIENT * (case.trained / summed + case.experts / summed_experts)
+        return weights + STACKED * saved, weights + gradients
+
     def of_layers(self, case: LayerCase, layers: int = 1) -> tuple[float, float]:
         """Seconds for so many layers of a case, whose weights are sharded, in a microbatch: gathered, forward and as
         long again backward, and reduced."""
         if self.layout.zero < 3:
             return 0.0, 0.0
-        gather = self.shards.gather(layers * case.parameters, layers * case.quantized_parameters)
-        gather += self.expert_shards.gather(layers * case.experts, layers * case.quantized_experts)
-        scatter = self.shards.scatter(layers * case.trained) + self.expert_shards.scatter(layers * case.experts)
-        return gather, scatter
+        dense, experts = case.joined
+        gather = dense * self.shards.gather(
+            layers / dense * case.parameters, layers / dense * case.quantized_parameters
+        )
+        gather += experts * self.expert_shards.gather(
+            layers / experts * case.experts, layers / experts * case.quantized_experts
+        )
+        scatter = dense * self.shards.scatter(layers / dense * case.trained)
+        return gather, scatter + experts * self.expert_shards.scatter(layers / experts * case.experts)

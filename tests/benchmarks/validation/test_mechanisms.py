@@ -8,10 +8,11 @@ from benchmarks.validation.mechanisms import FLASH1, SYSTEMS, Mechanisms, mechan
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.head import head_time
 from jaxpar.cost.layout import Layout
 from jaxpar.cost.matmul_quantization import MatmulQuantization
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.step_time.model import StepTime, step_time
+from jaxpar.planner.step_time.model import Steps, StepTime, step_time
 
 MODEL = ModelConfig(layers=8, embed=4096, heads=32, mlp=16384, vocab=50_304, tied=True)
 CLUSTER = parse_cluster("h100:1x8")
@@ -29,8 +30,12 @@ def seconds(layout: Layout, sequence: int = 2048, **changes: object) -> float:
     return other_seconds(MODEL, sequence, 64, layout, CLUSTER, replace(NOTHING, **changes))
 
 
-def test_without_mechanisms_a_step_is_that_of_jaxpar():
-    assert seconds(SPLIT) == pytest.approx(jaxpar(SPLIT).seconds)
+def test_without_mechanisms_a_step_is_that_of_jaxpar_without_its_stacks_and_tiles():
+    ours, steps = jaxpar(SPLIT), Steps(MODEL, 2048, 64, CLUSTER)
+    head = steps.layers(SPLIT).case, steps.vocab, steps.device, steps.network
+    tiled, full = (sum(one.seconds for one in head_time(*head, tiled=tiled)) for tiled in (True, False))
+    expected = ours.seconds - ours.breakdown["slices"] - 8 * (tiled - full)
+    assert seconds(SPLIT) == pytest.approx(expected) and expected < ours.seconds
 
 
 def test_only_jaxpar_copies_a_pipelines_weights_and_its_bubble_grows_with_them():

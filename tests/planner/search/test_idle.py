@@ -19,10 +19,8 @@ CONFIG = model_of(data={"batch_size": 48})
 
 
 def test_a_cluster_many_times_too_large_is_no_slower_than_a_part_of_it():
-    few, many = (
-        best_with_idle_hosts(Search(Space(model_of(data={"batch_size": 8}), parse_cluster(f"h100:{hosts}x2"))), 1)
-        for hosts in (4, 192)
-    )
+    config = model_of(data={"batch_size": 8, "sequence_length": 1024})
+    few, many = (best_with_idle_hosts(Search(Space(config, parse_cluster(f"h100:{hosts}x2"))), 1) for hosts in (4, 192))
     assert many[1][0].candidate.seconds <= few[1][0].candidate.seconds
     assert many[0].cluster.hosts < 20 and many[2] is not None
 

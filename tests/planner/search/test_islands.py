@@ -96,7 +96,8 @@ def test_a_delayed_message_is_hidden_by_forward_and_backward(gigabytes: float):
 
 
 def test_a_message_is_hidden_by_no_more_than_forward_and_backward():
-    timer = searched(islands_of(delay=2, fragments=5), halves(50.0)).timer
+    config = islands_of(delay=2, fragments=5)
+    timer = searched(replace(config, data=replace(config.data, sequence_length=1024)), halves(50.0)).timer
     weights, alone = timer.weights(SHARDED), timer.alone(SHARDED)
     many = 1000 * weights
     beside = alone.seconds - alone.breakdown["optimizer"] - alone.breakdown["stragglers"]
