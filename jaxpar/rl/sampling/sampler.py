@@ -102,9 +102,14 @@ class Sampler:
             self.transfer = WeightTransfer(run, *self.layout)
 
     @property
+    def served(self) -> bool:
+        """Whether a server draws, which process 0 of a job asks."""
+        return self._served is not None
+
+    @property
     def apart(self) -> bool:
         """Whether it has separate devices, or is a server."""
-        return self.devices > 0 or self._served is not None
+        return self.devices > 0 or self.served
 
     def placed(self, weights: Weights) -> Weights:
         """Weights of the run in the sampler's layout, for `drawn`."""
