@@ -160,7 +160,7 @@ def _tell[T](key: str, work: Callable[[], T]) -> T:
 
 
 def bytes_of_process_0(make: Callable[[], bytes]) -> bytes:
-    """What `make` returns on process 0, on every process, in messages of `PIECE`; its error is raised on every process.
+    """The bytes that `make` returns on process 0, in messages of `PIECE`; its error is raised on every process.
 
     Raises:
         CheckpointError, TimeoutError: as `run_on_process_0`.

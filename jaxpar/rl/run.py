@@ -132,8 +132,8 @@ class RolloutRun(Run):
             liveness.report_activity("drawing answers", busy=True)
             arrays = self._batch(step)
             if step == first and "reward" not in self.last_metrics:
-                of_environment = None if self.conversations is None else self.conversations.failure
-                failure = run_on_process_0(lambda: of_environment or self.rewarder.failure)
+                talks = self.conversations
+                failure = run_on_process_0(lambda talks=talks: (talks and talks.failure) or self.rewarder.failure)
                 raise TrainingError(f"no answer of step {first + 1} has a reward ({failure}): the run stopped")
             pairs = seen_pairs(self.config.model, arrays, packed=self.config.data.packed)
             yield self.placer({name: one[self.placer.rows] for name, one in arrays.items()}), pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +39,16 @@ class NamedWeights(Mapping[str, np.ndarray]):
             full = full[self._layout.order.stack_at(self._paths[name]).row_of_layer]
         return full[tuple(slice(size) for size in spec.unpadded_shape)]
 
-    def layer(self, name: str, number: int) -> np.ndarray:
-        """A stacked weight of one layer, by its number among those of its kind; no more is copied."""
+    def layer(self, name: str, layer: int) -> np.ndarray:
+        """A stacked weight of one layer, by its index among those of its kind; no more is copied."""
         spec = self._specs[name]
         assert spec.axes[0] == LAYERS, "the layers of it are stacked"
-        row = self._layout.order.stack_at(self._paths[name]).row_of_layer[number]
+        row = self._layout.order.stack_at(self._paths[name]).row_of_layer[layer]
         full = np.asarray(to_numpy(_row(self._leaf(name), row)), np.float32)
         return full[tuple(slice(size) for size in spec.unpadded_shape[1:])]
 
     def _leaf(self, name: str) -> jax.Array:
-        leaf = self._weights
+        leaf: Any = self._weights
         for key in self._paths[name]:
             leaf = leaf[key.key]
         return leaf

@@ -48,7 +48,7 @@ def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Devic
     if jax.process_count() > 1:
         raise UserError(
             f"rl.sampler.devices: {taken} in a job of {jax.process_count()} processes; expected null, which takes "
-            "turns on all devices, or a job of one process"
+            "turns on all devices, a server that draws (rl.sampler.url), or a job of one process"
         )
     left, wanted = len(devices) - taken, fixed_devices(config.parallel)
     if left < 1 or wanted not in (None, left):

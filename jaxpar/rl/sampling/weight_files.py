@@ -73,12 +73,12 @@ class RunWeights:
         while (asked := run_on_process_0(_on_another)) is not None:
             self._part(*asked)
 
-    def _asked(self, name: str, number: int | None) -> np.ndarray:
-        run_on_process_0(lambda: [name, number])
-        return self._part(name, number)
+    def _asked(self, name: str, layer: int | None) -> np.ndarray:
+        run_on_process_0(lambda: [name, layer])
+        return self._part(name, layer)
 
-    def _part(self, name: str, number: int | None) -> np.ndarray:
-        return self._weights[name] if number is None else self._weights.layer(name, number)
+    def _part(self, name: str, layer: int | None) -> np.ndarray:
+        return self._weights[name] if layer is None else self._weights.layer(name, layer)
 
 
 def write_version(run: Run, weights: Weights, folder: Path, scores: np.ndarray) -> Version | None:
