@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ _current = next(_epoch)
 MOST_FILED = 32 * 2**20
 """Characters of answers after which there is a gathering, so that they are deleted."""
 _stored = 0
+PIECE = 2**20
+"""Bytes of a message, at most, in which others get the bytes of process 0."""
 
 
 def is_first() -> bool:
@@ -154,6 +157,25 @@ def _tell[T](key: str, work: Callable[[], T]) -> T:
         traffic.add(key, text)
         _stored += len(text)
     return json.loads(text)["value"]
+
+
+def bytes_of_process_0(make: Callable[[], bytes]) -> bytes:
+    """The bytes that `make` returns on process 0, in messages of `PIECE`; its error is raised on every process.
+
+    Raises:
+        CheckpointError, TimeoutError: as `run_on_process_0`.
+    """
+    if jax.process_count() == 1:
+        return make()
+    made = bytearray()
+
+    def size() -> int:
+        made.extend(make())
+        return len(made)
+
+    starts = range(0, run_on_process_0(size), PIECE)
+    piece = lambda start: b64encode(made[start : start + PIECE]).decode()
+    return b"".join([b64decode(run_on_process_0(lambda start=start: piece(start))) for start in starts])
 
 
 def judged[T](text: str, judge: Callable[[list[str]], T]) -> T:

@@ -174,8 +174,8 @@ def print_splits(ways: Sequence[Split], mode: str, cluster: Cluster, console: Co
         texts.append(f"The least time that fits, {how} {' '.join(f'--set {one}' for one in best.settings(mode))}")
     if cluster.hosts > 1:
         texts.append(
-            f"A job on {cluster.hosts} hosts has several processes and draws in turns: rl.sampler.devices needs one "
-            "process."
+            f"A job on {cluster.hosts} hosts has several processes, which draw in turns, or ask a server "
+            "(rl.sampler.url): rl.sampler.devices needs one process."
         )
     print_lines(console, *texts, style="dim")
 

@@ -34,6 +34,7 @@ from jaxpar.rl.room import check_room
 from jaxpar.rl.sampling.buffer import RolloutBuffer
 from jaxpar.rl.sampling.rollouts import Rollouts, SavedRollouts
 from jaxpar.rl.sampling.sampler import CurrentScores, Sampler, split_devices
+from jaxpar.rl.sampling.shared_buffer import SharedBuffer
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.run.run import Run
 
@@ -68,10 +69,13 @@ class RolloutRun(Run):
         if self.memory is not None:
             check_rollouts_fit(self, self._sampler, self.memory)
         self._steps_of_batch = rl.minibatches * rl.epochs
-        self._buffer = RolloutBuffer(
-            self._rollouts, self._sampler.placed, {"sync": 0, "one_step_off": 1}.get(rl.mode, rl.staleness or 0),
-            beside=self._sampler.apart, newest=self._sampler.apart and rl.mode == "async",
-        )  # fmt: skip
+        lag = {"sync": 0, "one_step_off": 1}.get(rl.mode, rl.staleness or 0)
+        newest = self._sampler.apart and rl.mode == "async"
+        self._buffer = (
+            SharedBuffer(self._rollouts, self._sampler.placed, self._prompts_of, lag, newest=newest)
+            if self._sampler.served and jax.process_count() > 1
+            else RolloutBuffer(self._rollouts, self._sampler.placed, lag, beside=self._sampler.apart, newest=newest)
+        )
         self._experience: Experience | None = None
         """The batch of answers of the last step."""
         self._sampler_ended = self._step_began = time.perf_counter()
@@ -128,8 +132,8 @@ class RolloutRun(Run):
             liveness.report_activity("drawing answers", busy=True)
             arrays = self._batch(step)
             if step == first and "reward" not in self.last_metrics:
-                of_environment = None if self.conversations is None else self.conversations.failure
-                failure = of_environment or self.rewarder.failure
+                talks = self.conversations
+                failure = run_on_process_0(lambda talks=talks: (talks and talks.failure) or self.rewarder.failure)
                 raise TrainingError(f"no answer of step {first + 1} has a reward ({failure}): the run stopped")
             pairs = seen_pairs(self.config.model, arrays, packed=self.config.data.packed)
             yield self.placer({name: one[self.placer.rows] for name, one in arrays.items()}), pairs
@@ -140,7 +144,8 @@ class RolloutRun(Run):
         validation = self.data.validation
         assert isinstance(validation, PromptRows), "there is validation data"
         prompts = list(validation.prompts[: self.config.evaluation.batches * self.config.rl.prompts])
-        answers, rewards = self._buffer.beside(lambda: self._evaluated(prompts))
+        rollouts = self._buffer.beside(self._likeliest, prompts, self.evaluated_weights())
+        answers, rewards = rollouts.answers, rollouts.rewards[:, 0]
         self.samples = [
             (self._decoded(one.prompt.tokens), f"{self._text(one)} (reward {reward:.3g})")
             for one, reward in list(zip(answers, rewards, strict=True))[:SHOWN]
@@ -246,16 +251,18 @@ class RolloutRun(Run):
         prompts = self.config.rl.prompts
         return self.prompts.taken(index * prompts, prompts)
 
-    def _evaluated(self, prompts: Sequence[Prompt]) -> tuple[list[Answer], np.ndarray]:
-        """The likeliest answers to prompts, and their rewards."""
-        answers = self._sampler.drawn(self._sampler.placed(self.evaluated_weights()), prompts, 0.0)
-        return answers, self._rewards(answers, 1)[:, 0]
+    def _likeliest(self, prompts: Sequence[Prompt], weights: Weights) -> Rollouts:
+        """The likeliest answer to each of some prompts, and its reward."""
+        answers = self._sampler.drawn(weights, prompts, 0.0)
+        return Rollouts(0, 0, answers, self._rewards(answers, 1), 0.0, 0.0, 0.0)
 
     def _rewards(self, answers: Sequence[Answer], group: int) -> np.ndarray:
         """The reward of each answer [prompt, answer], those of a prompt side by side; NaN without one."""
         texts = [self._text(one) for one in answers]
         groups = [([answers[at].prompt.record] * group, texts[at : at + group]) for at in range(0, len(answers), group)]
-        rewards = run_on_process_0(lambda: [self.rewarder.rewards(records, texts) for records, texts in groups])
+        rewarded = lambda: [self.rewarder.rewards(records, texts) for records, texts in groups]
+        # With a server process 0 alone has the answers, in a thread of its own.
+        rewards = rewarded() if self._sampler.served else run_on_process_0(rewarded)
         return np.array(rewards, np.float64) + np.reshape([one.reward for one in answers], (-1, group))
 
     def _text(self, answer: Answer) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpar.layout.step_layout import StepLayout
@@ -31,14 +33,25 @@ class NamedWeights(Mapping[str, np.ndarray]):
         self._weights, self._layout = weights, layout
 
     def __getitem__(self, name: str) -> np.ndarray:
-        leaf = self._weights
-        for key in self._paths[name]:
-            leaf = leaf[key.key]
-        full = np.asarray(to_numpy(leaf), np.float32)
+        full = np.asarray(to_numpy(self._leaf(name)), np.float32)
         spec = self._specs[name]
         if spec.axes[0] == LAYERS:
             full = full[self._layout.order.stack_at(self._paths[name]).row_of_layer]
         return full[tuple(slice(size) for size in spec.unpadded_shape)]
+
+    def layer(self, name: str, layer: int) -> np.ndarray:
+        """A stacked weight of one layer, by its index among those of its kind; no more is copied."""
+        spec = self._specs[name]
+        assert spec.axes[0] == LAYERS, "the layers of it are stacked"
+        row = self._layout.order.stack_at(self._paths[name]).row_of_layer[layer]
+        full = np.asarray(to_numpy(_row(self._leaf(name), row)), np.float32)
+        return full[tuple(slice(size) for size in spec.unpadded_shape[1:])]
+
+    def _leaf(self, name: str) -> jax.Array:
+        leaf: Any = self._weights
+        for key in self._paths[name]:
+            leaf = leaf[key.key]
+        return leaf
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)
@@ -48,3 +61,10 @@ class NamedWeights(Mapping[str, np.ndarray]):
 
     def __repr__(self) -> str:
         return f"NamedWeights({', '.join(self._specs)})"
+
+
+@jax.jit
+def _row(stack: jax.Array, row: int) -> jax.Array:
+    """A row of a stack. As a sum: a slice would be gathered in full first where devices have other rows."""
+    rows = jnp.arange(len(stack)).reshape(-1, *[1] * (stack.ndim - 1))
+    return jnp.where(rows == row, stack, 0).sum(0, dtype=stack.dtype)

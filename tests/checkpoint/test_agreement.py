@@ -1,5 +1,6 @@
 """Agreement of processes, with a stand-in of the coordination service: who sends how much, and who is missing."""
 
+import itertools
 from unittest import mock
 
 import jax
@@ -109,6 +110,17 @@ def test_an_error_of_process_0_reaches_all():
         pytest.raises(CheckpointError, match="the disk is full"),
     ):
         processes.run_on_process_0(work)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 30])
+def test_bytes_of_process_0_reach_all_in_pieces(size: int):
+    service, made = Service(2), bytes(range(size))
+    with mock.patch.object(processes, "PIECE", 8):
+        with job(service, 0), mock.patch.object(processes, "_answers", itertools.count()):
+            assert processes.bytes_of_process_0(lambda: made) == made
+        assert max(len(text) for text in service.values.values()) < 40
+        with job(service, 1), mock.patch.object(processes, "_answers", itertools.count()):
+            assert processes.bytes_of_process_0(lambda: b"of another process") == made
 
 
 def job(service: Service, index: int):

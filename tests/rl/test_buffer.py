@@ -112,7 +112,8 @@ def test_a_buffer_that_was_closed_draws_again():
         threading.Timer(0.2, ends.set).start()
         buffer.close()
         assert [one.name for one in threading.enumerate() if one.name.startswith("sampler")] == []
-        assert buffer.following == 1 and buffer.beside(lambda: 3) == 3
+        assert buffer.following == 1
+        assert buffer.beside(lambda prompts, weights: drawn(7, 3, weights), [], {"version": 3}).index == 7
         buffer.refresh(1, {"version": 1})
         batches = [buffer.take(1) for _ in range(3)]
         assert [(one.index, one.version) for one in batches] == [(0, 0), (1, 1), (2, 1)]

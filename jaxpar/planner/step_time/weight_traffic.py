@@ -90,5 +90,5 @@ class DataMessages:
         gather += experts * self.expert_shards.gather(
             layers / experts * case.experts, layers / experts * case.quantized_experts
         )
-        scatter = dense * self.shards.scatter(layers / dense * case.trained)
+        scatter = dense * self.shards.scatter(share * case.trained)
         return gather, scatter + experts * self.expert_shards.scatter(layers / experts * case.experts)

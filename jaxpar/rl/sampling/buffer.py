@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from jaxpar.mesh.parameters import Weights
+from jaxpar.rl.prompts import Prompt
 from jaxpar.rl.sampling.rollouts import Rollouts
 
 type Draw = Callable[[int, int, Weights], Rollouts]
 """Draws and rewards answers, from the number of a batch of prompts, a version and weights of that version."""
+
+
+type DrawOthers = Callable[[Sequence[Prompt], Weights], Rollouts]
+"""Draws and rewards answers to prompts that are no batch."""
 
 
 class RolloutBuffer:
@@ -60,8 +65,9 @@ class RolloutBuffer:
             if not self._waiting:
                 self._ask()
 
-    def beside[T](self, work: Callable[[], T]) -> T:
-        """The result of other work of the sampler, between two batches."""
+    def beside(self, draw: DrawOthers, prompts: Sequence[Prompt], weights: Weights) -> Rollouts:
+        """Answers to other prompts with other weights, between two batches."""
+        work = lambda: draw(prompts, self._transfer(weights))
         return work() if self._thread is None else self._thread.submit(work).result()
 
     def settled(self) -> Sequence[Rollouts]:

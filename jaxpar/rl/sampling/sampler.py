@@ -48,7 +48,7 @@ def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Devic
     if jax.process_count() > 1:
         raise UserError(
             f"rl.sampler.devices: {taken} in a job of {jax.process_count()} processes; expected null, which takes "
-            "turns on all devices, or a job of one process"
+            "turns on all devices, a server that draws (rl.sampler.url), or a job of one process"
         )
     left, wanted = len(devices) - taken, fixed_devices(config.parallel)
     if left < 1 or wanted not in (None, left):
@@ -102,9 +102,14 @@ class Sampler:
             self.transfer = WeightTransfer(run, *self.layout)
 
     @property
+    def served(self) -> bool:
+        """Whether a server draws, which process 0 of a job asks."""
+        return self._served is not None
+
+    @property
     def apart(self) -> bool:
         """Whether it has separate devices, or is a server."""
-        return self.devices > 0 or self._served is not None
+        return self.devices > 0 or self.served
 
     def placed(self, weights: Weights) -> Weights:
         """Weights of the run in the sampler's layout, for `drawn`."""

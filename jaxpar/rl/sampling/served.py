@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from weakref import finalize
 
-import jax
 import numpy as np
 
+from jaxpar.checkpoint.processes import run_on_process_0
 from jaxpar.config import UserError
-from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.paths import user_path
 from jaxpar.config.reading.key_file import read_key
-from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.generation.requests import Continuation
 from jaxpar.generation.sampling import Sampling
-from jaxpar.interop.config_json import family_for
-from jaxpar.interop.conversion.export import DTYPE_NAMES, Export
-from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles
-from jaxpar.interop.mapping.family import tensors_of
-from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
-from jaxpar.interop.sources.full_matrices import full_matrix_model
-from jaxpar.interop.sources.open_source import origin_of
 from jaxpar.mesh.parameters import Weights
 from jaxpar.rl.answers import Answer
 from jaxpar.rl.prompts import Prompt, PromptRows
 from jaxpar.rl.sampling.vllm import Unreachable, VLLMServer
-from jaxpar.training.named_weights import NamedWeights
+from jaxpar.rl.sampling.weight_files import Version, write_version
 from jaxpar.training.run.run import Run
 
-SHARD_BYTES = 5 * 10**9
-"""Bytes of a file of weights, at most."""
 NATS_TOLERANCE = {"float32": 1e-3}
 """By compute dtype, nats by which the log-probabilities of a fixed prompt may be apart, on average over its tokens."""
 ROUNDED = 0.05
@@ -54,40 +37,28 @@ REQUESTS = 64
 """Requests that are under way at the same time, at most; the server has a queue."""
 
 
-@dataclass(frozen=True, eq=False)
-class Version:
-    """Weights on disk, for as long as anything may ask for them."""
-
-    folder: Path
-    scores: np.ndarray
-    """Log-probabilities of the fixed prompt."""
-
-    def __post_init__(self) -> None:
-        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-
-
 class ServedGenerator:
     """Continues prompts on a server: what `Sampler` asks of a `Generator`.
+
+    In a job of several processes, process 0 alone reaches the server: it calls `update` and `continued`, on any thread.
+    All processes make one of these, and call `placed` together.
 
     Args:
         run: whose weights are served.
         score: the log-probabilities of the tokens of an answer with weights of the run.
 
     Raises:
-        UserError: the server does not answer, the folder cannot be written, the model has no format that the server
-            reads, or the job has several processes.
+        UserError: the server does not answer, on every process.
     """
 
     def __init__(self, run: Run, score: Any):
         asked = run.config.rl.sampler
         assert asked.url is not None and asked.folder is not None, "checked by the configuration"
-        if jax.process_count() > 1:
-            raise UserError("rl.sampler.url: expected a job of one process")
         vocab = run.config.model.vocab
         assert vocab is not None, "a run has the vocabulary of its data"
         self._run, self._score, self._seed, self._vocab = run, score, run.config.run.seed, vocab
-        key = None if asked.key_file is None else read_key(asked.key_file, "rl.sampler.key_file")
-        self._server, self._seconds = VLLMServer(asked.url, key), asked.seconds
+        self._seconds = asked.seconds
+        run_on_process_0(self._connect)
         self._folder = user_path(asked.folder, "rl.sampler.folder").absolute()
         self._current: Version | None = None
         self._lock, self._starts = threading.Lock(), 0
@@ -101,17 +72,13 @@ class ServedGenerator:
             raise UserError("rl.sampler.url: every prompt is one token, which has no log-probability to check")
 
     def placed(self, weights: Weights) -> Weights:
-        """Weights of the run as `update` takes them: written to a folder that nothing was in before."""
+        """Weights of the run as `update` takes them: written by process 0 to a folder that nothing was in before.
+
+        Raises:
+            UserError: the folder cannot be written, or the model has no format that the server reads; on every process.
+        """
         scores = self._score([self._fixed], weights)[0]
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            version = Version(Path(tempfile.mkdtemp(dir=self._folder, prefix=f"{self._run.config.run.name}-")), scores)
-            version.folder.chmod(self._folder.stat().st_mode & 0o755)  # the server may be another user
-            _export(self._run, weights).write_weights(version.folder, SHARD_BYTES)
-        except OSError as error:
-            raise UserError(
-                f"rl.sampler.folder: {named(self._folder)} cannot be written ({error.strerror or error})"
-            ) from error
+        version = write_version(self._run, weights, self._folder, scores)
         return {"version": version}  # pyright: ignore
 
     def update(self, weights: Weights) -> None:
@@ -120,6 +87,12 @@ class ServedGenerator:
         if version is not self._current:
             self._current = version
             self._answered(self._load)
+
+    def _connect(self) -> None:
+        asked = self._run.config.rl.sampler
+        assert asked.url is not None, "checked by the configuration"
+        key = None if asked.key_file is None else read_key(asked.key_file, "rl.sampler.key_file")
+        self._server = VLLMServer(asked.url, key)
 
     def _load(self) -> None:
         """Update the server to the current weights, and check that it has them. Raises `UserError`."""
@@ -188,40 +161,6 @@ class ServedGenerator:
 
         with ThreadPoolExecutor(min(REQUESTS, max(1, len(prompts)))) as threads:
             return [one for some in threads.map(asked, range(len(prompts))) for one in some]
-
-
-class RunWeights:
-    """Weights of a run, read by name as `WeightSource` has them; the host keeps one copy in float32."""
-
-    def __init__(self, run: Run, weights: Weights):
-        self.model: ModelConfig = run.config.model
-        self._weights = NamedWeights(weights, run.layout)
-        self._read: dict[str, np.ndarray] = {}
-
-    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
-        """See `WeightSource`."""
-        if layers is None:
-            return self._named(weight)[region]
-        kinds = layer_kinds(self.model)
-        rows = [(kinds[layer], kinds[:layer].count(kinds[layer])) for layer in layers]
-        of_kind = lambda kind: self._named(f"{LAYER_PREFIX}{kind}.{weight.removeprefix(LAYER_PREFIX)}")
-        return np.stack([of_kind(kind)[row][region] for kind, row in rows])
-
-    def _named(self, name: str) -> np.ndarray:
-        if name not in self._read:
-            self._read[name] = self._weights[name]
-        return self._read[name]
-
-
-def _export(run: Run, weights: Weights) -> Export:
-    """The files of weights, in the compute dtype of the run. Raises `UserError` for a model without a format."""
-    model, dtype = full_matrix_model(run.config.model), DTYPE_NAMES[run.plan.dtypes.compute]
-    origin = None if run.models.first is None else origin_of(run.models.first, lambda _: None)
-    family = family_for(model) if origin is None else origin.family
-    tensors = tensors_of(family, model)
-    source: Any = RunWeights(run, weights)
-    dtypes = {one.name: dtype for one in tensors}
-    return Export(source, family, tensors, dtypes, {}, None, TokenizerFiles(None, None))
 
 
 def _continuation(tokens: list[int], log_probabilities: np.ndarray, ended: bool) -> Continuation:

@@ -13,6 +13,7 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.convert import main
 from jaxpar.generation.generator import Generator
 from jaxpar.interop.sources.open_source import open_source
+from jaxpar.training.named_weights import NamedWeights
 from jaxpar.training.run.trainer import Trainer
 from tests.data.folders import prepared, texts
 from tests.goldens.loading import FOLDER
@@ -78,6 +79,14 @@ def test_weights_have_names_and_the_shapes_of_the_model(tmp_path: Path):
     }  # fmt: skip
     assert {weights[name].dtype for name in weights} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(weights["layers.all.mlp.up"], trainer.state.master["layers"]["all"]["mlp"]["up"])
+    check_layers(weights)
+
+
+def check_layers(weights: NamedWeights) -> None:
+    """Each layer of stacked weights alone."""
+    for name in (name for name in weights if name.startswith("layers.")):
+        for layer, wanted in enumerate(weights[name]):
+            np.testing.assert_array_equal(weights.layer(name, layer), wanted)
 
 
 KINDS: dict[str, Any] = {
@@ -93,6 +102,7 @@ def test_a_pipeline_has_the_weights_and_the_text_of_one_device(tmp_path: Path):
     config = config_of(tmp_path, 2, model=KINDS, parallel={"pipe": 2, "tensor": 2, "stage_layers": (4, 2)})
     split = make_trainer(replace(config, parallel=replace(config.parallel, pipe_ends="shared")))
     assert_same_bits(dict(split.weights()), dict(alone.weights()))
+    check_layers(split.weights())
     prompts = [[5, 6, 7], [8] * 11]
     found, wanted = (run.generate(prompts, tokens=5) for run in (split, alone))
     for one, other in zip(found, wanted, strict=True):
