@@ -84,9 +84,8 @@ class DataMessages:
         if self.layout.zero < 3:
             return 0.0, 0.0
         dense, experts = case.joined
-        gather = dense * self.shards.gather(
-            layers / dense * case.parameters, layers / dense * case.quantized_parameters
-        )
+        share = layers / dense
+        gather = dense * self.shards.gather(share * case.parameters, share * case.quantized_parameters)
         gather += experts * self.expert_shards.gather(
             layers / experts * case.experts, layers / experts * case.quantized_experts
         )
