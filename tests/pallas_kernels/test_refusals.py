@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[Registry[Any], AnyRequest, list[tuple[dict[str, Any], s
         ({"lse": True}, "log-sum-exp"),
         ({"full_rows": False}, "parts of a row"),
         ({"mask": Mask(causal=False, segmented=True)}, "causal"),
-        ({"queries": 2**18, "keys": 2**18}, "fewer than 4"),
+        ({"queries": 2**18, "keys": 2**18}, "it needs 4"),
         ({"queries": 2**22, "keys": 2**22}, "32-bit"),
         ({"softcap": 30.0}, "soft-cap"),
         *(({"scale": scale}, f"a scale of the scores above 0 alone, not {scale:g}") for scale in (0.0, -0.5)),
