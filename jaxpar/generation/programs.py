@@ -42,6 +42,8 @@ class Programs:
     mixing: Mixing | None = None
     """The sizes of a mixture; None for one model."""
     _compiled: dict[tuple[Hashable, ...], Callable[..., PyTree]] = field(default_factory=dict, init=False)
+    _idle: dict[tuple[int, int], tuple[GenerationFunctions, PyTree]] = field(default_factory=dict, init=False)
+    """Functions, and whether each array of the cache has pages, by (slots, capacity): rollouts ask in each step."""
 
     def prefill(
         self, prompts: int, length: int, capacity: int, *, answers: int = 1, records: bool = False
@@ -102,14 +104,16 @@ class Programs:
 
     def idle(self, prefix: Prefix, rows: int, capacity: int, pool: int) -> Rows:
         """Slots without rows, and a cache of `pool` pages, of all devices together."""
-        functions, *_ = self.parts(rows, 0, capacity)
+        if (key := (rows, capacity)) not in self._idle:
+            functions, *_ = self.parts(rows, 0, capacity)
+            self._idle[key] = functions, functions.map_blocks(lambda block: block.paged(capacity))
+        functions, paged = self._idle[key]
         by_row = lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype, device=leaf.sharding)
 
         def pages(leaf: jax.Array) -> jax.Array:
             shape = pool, leaf.shape[1], functions.page, *leaf.shape[3:]
             return jnp.zeros(shape, leaf.dtype, device=leaf.sharding)
 
-        paged = functions.map_blocks(lambda block: block.paged(capacity))
         cache = jax.tree.map(lambda yes, leaf: jax.tree.map(pages if yes else by_row, leaf), paged, prefix.cache)
         token, lengths, draws, seen = jax.tree.map(by_row, (prefix.token, prefix.lengths, prefix.draws, prefix.seen))
         table = jnp.zeros((rows, -(-capacity // functions.page)), np.int32, device=prefix.lengths.sharding)
