@@ -25,8 +25,8 @@ TREATMENTS: Mapping[str, Treatment] = {"save": "save", "recompute": "recompute",
 
 
 def cheap(name: str) -> bool:
-    """Whether an activation is cheap to recompute, by elementwise work: outputs of norms and non-linearities, each the
-    input of a matmul whose output no gradient needs. No matmul runs again (Kuaishou's GEMM-last, USENIX ATC'24)."""
+    """Whether recomputing an activation takes only elementwise work: the output of a norm or non-linearity. The matmul
+    that reads it does not run again, since no gradient needs its output (Kuaishou's GEMM-last, USENIX ATC'24)."""
     return name in (known := known_activations()) and known[name].cheap
 
 

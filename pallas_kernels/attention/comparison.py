@@ -1,8 +1,8 @@
-"""Comparison of cuDNN's packed layout with plain XLA, on the device at hand: what allows it to be used.
+"""Comparison of cuDNN's packed layout (several documents in a row) with plain XLA, on the device at hand.
 
-It is called through a function that JAX does not promise, in a form that nobody but a few tests of JAX uses, so that
-neither its being there nor a version says that it is right. `compare` runs both on small rows, in a few seconds, and
-`verdict` is what came of it. Records of files (`pallas_kernels.verified`) are of kernels whose sources are here.
+The layout is reached through a private function of JAX that only a few of JAX's tests call, so neither its presence nor
+a version shows that it is correct. `compare` runs both on small rows, in a few seconds; `verdict` returns the result
+that was settled. `pallas_kernels.verified` records only kernels whose source is in this repository.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_COMPARED = (
 _LENGTH = 2048
 """Tokens of the rows that are compared, at most."""
 _ROOM = Room(forward=4, backward=4, rows=2, kv_heads=2)
-"""Rows have more documents, so that some take several calls."""
+"""Documents of a row that one call may have: fewer than the rows compared have, so that some take several calls."""
 
 type _Kind = tuple[Any, ...]
 _differences: dict[_Kind, str | None] = {}
@@ -40,12 +40,12 @@ def verdict(request: Request) -> str | None:
 
 
 def compared(request: Request) -> bool:
-    """Whether `compare` has run for such requests."""
+    """Whether a verdict on such requests was settled."""
     return _kind(request) in _differences
 
 
 def settle(request: Request, why_not: str | None) -> None:
-    """Let this be the verdict on such requests: processes of a job agree on one."""
+    """Store the verdict on such requests, on which the caller has made the processes of a job agree."""
     _differences[_kind(request)] = why_not
 
 

@@ -75,7 +75,7 @@ class MemoryClasses:
             if self._classes[key] == "temporaries":
                 slot = self._by_slot.get((allocation.index, value.offset, value.size), ())
                 later = (other for other in slot if value.first_live < other.first_live <= value.last_live + 1)
-                # A stack of zeros becomes a loop's.
+                # Zeros that become the stacked output of a loop have that output's class.
                 successor = next((other for other in later if self._derives(other, value)), None)
                 self._classes[key] = self._of_value(successor, allocation) if successor else self._of_copies(value)
         return self._classes[key]

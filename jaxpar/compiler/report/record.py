@@ -85,7 +85,7 @@ class Report:
     margin_bytes: int
     """Bytes that remain; negative if bytes are missing."""
     peak_bytes: int
-    """The most bytes alive at one time, by the compiler's count."""
+    """The most bytes alive at one time on the device: XLA's count, or this report's own if XLA's includes the host."""
     allocated_bytes: int
     """Bytes that XLA reserves on the device: temporaries are in one block, a little larger than the peak."""
     host_bytes: int

@@ -51,7 +51,7 @@ def gather_shards(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transp
 
 
 def gather_hpz(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport: Transport) -> Shaped[Array, "..."]:
-    """Gather a rank's hpZ shard of a weight along `dim`, from the ranks with its index in all hpZ groups.
+    """Gather a rank's hpZ shard of a weight along `dim`, from the ranks with the same index, one in each hpZ group.
 
     Sends `x * (s - 1)` bytes, or quantized `row_bytes(e) * (s - 1)`, with s = n / hpz.
     """
