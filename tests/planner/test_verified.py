@@ -90,7 +90,7 @@ def test_recomputation_is_in_the_classes_of_what_runs_again():
     of = lambda remat: Search(Space(planned_config(small()), parse_cluster("h100:1x1"), {"remat": remat})).best(1)[0]
     judgements = [judged(of(remat), GIB, True, {"matmul": 1.0}) for remat in ("none", "full")]
     none, full = (one.seconds_by_class for one in judgements)
-    for name in ("matrix products", "attention"):
+    for name in ("matrix products", "attention", "memory traffic"):
         assert full[name][0] > 1.05 * none[name][0], name
     for one in judgements:
         total = sum(before for before, _ in one.seconds_by_class.values())

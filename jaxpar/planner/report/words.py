@@ -68,7 +68,7 @@ PARTS = {
         "waiting for other pipeline ranks (their loss included)",
         "the pipeline: more microbatches (a larger batch) would fill it",
     ),
-    "slices": ("copies of weights, gradients and saved activations from and into stacks", "fewer microbatches"),
+    "slices": ("copies of weights and gradients from and into stacks", "fewer microbatches"),
     "stragglers": ("waiting for the slowest host", "the number of hosts"),
     "islands": (
         "waiting for outer gradients of other islands",

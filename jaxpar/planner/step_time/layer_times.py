@@ -103,12 +103,8 @@ class Layers:
         maps = {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
         return {sort: maps[sort.kind] for sort in self.cases}
 
-    def stored(self, remat: Remat, slots: Kinds) -> dict[Sort, float]:
-        """Bytes that a layer of each sort keeps of a microbatch, averaged over those of a chunk."""
-        return {sort: kept_bytes(self.cases[sort], runs) for sort, runs in self.by_sort(remat, slots).items()}
-
     def copied(self, remat: Remat, slots: Kinds, fraction: float) -> dict[Sort, float]:
-        """The same of what it copies to the host."""
+        """Bytes that a layer of each sort copies to the host of a microbatch, averaged over those of a chunk."""
         by_sort = self.by_sort(remat, slots)
         return {sort: copied_bytes(self.cases[sort], own, fraction) for sort, own in by_sort.items()}
 

@@ -80,14 +80,12 @@ class Step:
         else:
             forth = walk(*beside_weights(forward.run(), gather, 0.0, tensor))
             back = walk(*beside_weights(back, gather, scatter, tensor))
-        copied = self.layers.copied(self.layout.remat, self.slots, self.layout.offload_fraction)[sort]
-        if copied:
+        if copied := self.layers.copied(self.layout.remat, self.slots, self.layout.offload_fraction)[sort]:
             copy = copied / self.where.cluster.host_bandwidth
             forth, back = (walk(*beside_copies(run, copy)) for run in (forth, back))
-        stored = self.layers.stored(self.layout.remat, self.slots)[sort]
         forth, back = (
             walk(Repeat("layer", run), Op("slices", self.where.device.bytes_seconds(size), "slices"))
-            for run, size in zip((forth, back), self.messages.stack_bytes(case, stored - copied), strict=True)
+            for run, size in zip((forth, back), self.messages.stack_bytes(case), strict=True)
         )
         return Chunk(forth, back, weight)
 

@@ -18,8 +18,6 @@ SLICED: Annotated[float, derived("16 bits, read and written")] = 4.0
 the stack of layers, forward and again backward."""
 SLICED_GRADIENT: Annotated[float, derived("float32 copied out, added to, copied in")] = 20.0
 """The same of its accumulators, as these rest."""
-STACKED: Annotated[float, derived("read, written")] = 2.0
-"""Times that an activation which a layer saves moves into the stack of all layers."""
 
 
 def held_seconds(layout: Layout, gather: float, scatter: float) -> tuple[float, float]:
@@ -70,13 +68,14 @@ class DataMessages:
         assert hpz is not None, "neighbours that are whole ranks of an axis"
         return replace(wire, hpz=hpz)
 
-    def stack_bytes(self, case: LayerCase, saved: float) -> tuple[float, float]:
-        """Bytes that a layer copies out of the stacks of all layers and into them in a microbatch, forward and
-        backward; `saved` are those of the activations that it saves."""
+    def stack_bytes(self, case: LayerCase) -> tuple[float, float]:
+        """Bytes of weights and accumulators that a layer copies out of the stacks of all layers and into them in a
+        microbatch, forward and backward. Copies of saved activations are left out: saving takes no longer than
+        recomputing, on which the bounds of the search rest."""
         (dense, experts), (summed, summed_experts) = self.at_rest
         weights = SLICED * (case.parameters / dense + case.experts / experts)
         gradients = SLICED_GRADIENT * (case.trained / summed + case.experts / summed_experts)
-        return weights + STACKED * saved, weights + gradients
+        return weights, weights + gradients
 
     def of_layers(self, case: LayerCase, layers: int = 1) -> tuple[float, float]:
         """Seconds for so many layers of a case, whose weights are sharded, in a microbatch: gathered, forward and as

@@ -98,7 +98,7 @@ def test_whole_chunks_are_copied_from_and_into_their_stacks_in_each_tick():
     """Most of the memory traffic of Llama-3 405B in 64 chunks on 1,024 H100s. Under ZeRO-3 those are shards."""
     piped = Layout(pipe=2, fsdp=8, schedule="1f1b", remat="full")
     full, shards = (seconds(replace(piped, zero=zero)).breakdown["slices"] for zero in (1, 3))
-    assert full / 8 < shards < full / 4
+    assert shards == pytest.approx(full / 8) and shards > 0
     wide = Layout(pipe=16, fsdp=4, context=4, tensor=4, zero=1, schedule="interleaved", virtual_stages=4)
     parts = step_time(PRESETS["llama3-405b"], 8192, 2048, wide, parse_cluster("h100:128x8")).breakdown
     assert parts["slices"] > parts["other"]
