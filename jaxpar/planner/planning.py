@@ -80,12 +80,13 @@ class Planning:
         plan_file.write(self.output, plans[0].file(self.cluster))
         plans, verified, unverified = self._verified(plans, search)
         plan_file.write(self.output, plans[0].file(self.cluster))
-        shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
+        predicted = [plan if one is None else one.predicted for plan, one in zip(plans, verified, strict=True)]
+        shared = splits(config, cluster, search, predicted[0]) if draws_here(config) else []
         islands = offers(asked, factor) if has_slow_link(asked) else None
         if self.json:
             self._print_json(plans, verified, unverified, shared, islands)
             return
-        print_plans(plans, search.effort, screen())
+        print_plans(plans, search.effort, screen(), plans if all(verified) else predicted)
         if shared:
             print_splits(shared, config.rl.mode, cluster, screen())
         if islands is not None:

@@ -20,7 +20,7 @@ from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.step_time.interval import PUBLISHED
-from jaxpar.planner.verified import CLASSES, judged, print_verified, ranked
+from jaxpar.planner.verified import CLASSES, Verified, judged, print_verified, ranked
 from tests.small_run import small
 
 GIB = 2**30
@@ -170,3 +170,24 @@ def test_measured_runs_change_compiled_times_as_they_change_predicted_ones(plans
     kinds = {"matmul": 1.0}
     before, after = (judged(one, GIB, True, kinds).planned.candidate.seconds for one in (plans[0], plans[0].on(spread)))
     assert after == pytest.approx(spread.factor * before) and spread.factor > 1.1
+
+
+def test_compiled_times_are_not_compared_with_predicted_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Alternatives, and splits between sampler and trainer, where the limit leaves out all plans but the first."""
+
+    def verify_first(plans: list[Planned], *_: object) -> tuple[list[Verified], str]:
+        return [judged(plans[0], GIB, True, {"matmul": 2 * plans[0].candidate.seconds})], "no time is left"
+
+    monkeypatch.setattr(planning, "reason_against", lambda *_: "")
+    monkeypatch.setattr(planning, "verify", verify_first)
+    run = ["--cluster", "h100:1x8", "--top", "2", "--out", str(tmp_path / "plan.json"), "--config"]
+    assert main([*run, "configs/llama3_8b.yaml"]) == 0
+    alternatives = capsys.readouterr().out.partition("Nearest alternatives")[2].splitlines()[1]
+    assert " slower: " in alternatives and "-" not in alternatives.partition(": ")[2].partition(" slower")[0]
+    answers = []
+    for more in ([], ["--no-verify"]):
+        assert main([*run, "configs/grpo_json.yaml", "--json", *more]) == 0
+        answers.append(json.loads(capsys.readouterr().out)[0]["predicted"]["answers"])
+    assert answers[0] == answers[1] != []

@@ -17,8 +17,8 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Effort, Planned
 
 
-def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> None:
-    """Print the result of a search."""
+def print_plans(plans: Sequence[Planned], effort: Effort, console: Console, alike: Sequence[Planned]) -> None:
+    """Print the result of a search; `alike` has the same plans with times that are all predicted, or all compiled."""
     best, lines = plans[0], partial(print_lines, console)
     data = best.config.data
     rows = f"{plural(data.batch_size, 'row')} of {plural(data.sequence_length, 'token')}"
@@ -49,8 +49,8 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
     lines(*words.parts(candidate.time.breakdown, candidate.seconds), title="Where the time goes")
     lines(*memory(best), title="Memory of a GPU")
     if len(plans) > 1:
-        others = [one.candidate for one in plans[1:]]
-        differences = (f"{words.axes(one.layout)}: {words.difference(candidate, one)}" for one in others)
+        first, *others = (one.candidate for one in alike)
+        differences = (f"{words.axes(one.layout)}: {words.difference(first, one)}" for one in others)
         lines(*differences, title="Nearest alternatives")
 
 

@@ -264,7 +264,11 @@ def difference(best: Candidate, other: Candidate) -> str:
     worst = max(lost, key=lost.__getitem__)
     slower = other.seconds / best.seconds - 1
     more = f"{seconds(lost[worst])} more of {PARTS[worst][0]}" if lost[worst] > 0 else "about the same"
-    return f"{percent(slower)} slower: {more}"
+    return (
+        f"{percent(slower)} slower: {more}"
+        if slower >= 0
+        else f"{percent(-slower)} faster, but not compiled or too large"
+    )
 
 
 def parts(breakdown: Mapping[str, float], step: float) -> list[str]:
