@@ -31,7 +31,7 @@ FLASH1 = 2.0
 
 @dataclass(frozen=True)
 class Mechanisms:
-    """The ways in which a system differs from jaxpar. No system copies weights, gradients and saved activations from
+    """The ways in which a system differs from jaxpar. No system copies weights and gradients from
     and into stacks (`slices` of a step), nor has the loss in tiles. The defaults are assumed of software that `SYSTEMS`
     does not know."""
 
